@@ -1,0 +1,1 @@
+"""RL post-training for looped (depth-recurrent) language models."""

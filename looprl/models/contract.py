@@ -1,0 +1,195 @@
+"""The looped-model contract: what gradients, rollouts and training may rely on.
+
+    e      = prelude(tokens)                 [B, T, d]
+    z_0    = initial_state(e)                [B, T, d]
+    z_r    = core(z_{r-1}, e, *context)      r = 1..R
+    hidden = coda(z_R, context)              [B, T, d], final norm included
+    logits = lm_head(hidden)
+
+A family is one module that subclasses `LoopedModel` (the base model) and `LoopedForCausalLM`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import ModelOutput
+
+
+class LoopContext(NamedTuple):
+    """What attention needs besides the hidden states; passed to `core` positionally, as ZeRO-3 asks.
+
+    cos, sin: [B, T, head_dim] rotary factors. mask: bool [B, 1, T, S], True where a query may read a key,
+    or None for plain causal attention. bank: the K/V bank of cached decoding, or None.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor | None
+    bank: "TerminalKVBank | None" = None
+
+
+@dataclass
+class TerminalKVBank:
+    """One K/V bank per physical layer, in which earlier tokens are read at their last loop.
+
+    Writing a layer again replaces what the present chunk had written there in an earlier loop, so after the
+    last loop the bank holds last-loop keys and values: terminal KV sharing.
+    """
+
+    cache: Cache
+    past_length: int
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Put this chunk's keys and values [B, heads, T, head_dim] behind the past ones; return all of them."""
+        written = self.cache.get_seq_length(layer) - self.past_length
+        if written > 0:
+            self.cache.layers[layer].crop(-written)
+        return self.cache.update(keys, values, layer)
+
+
+class Core(nn.Module):
+    """The shared block F. Subclasses implement `loop`; everybody calls the module.
+
+    `record` runs inside this module's forward, so that a graph built by it (the Neumann adjoint) stays inside
+    one module: the condition under which ZeRO-3 may treat the core as a leaf.
+    """
+
+    def forward(self, state: Tensor, injected: Tensor, *context: Any, record: Callable[..., Tensor] | None = None):
+        """Apply one loop: state, injected [B, T, d] -> [B, T, d]."""
+        if record is None:
+            return self.loop(state, injected, *context)
+        return record(self.loop, state, injected, *context)
+
+    def loop(self, state: Tensor, injected: Tensor, *context: Any) -> Tensor:
+        raise NotImplementedError
+
+
+class LoopRunner(Protocol):
+    """How to get from the given state to the state that is read out: plain loops, or a gradient estimator."""
+
+    def __call__(
+        self, core: Core, state: Tensor, injected: Tensor, context: LoopContext, num_loops: int
+    ) -> Tensor: ...
+
+
+def run_loops(core: Core, state: Tensor, injected: Tensor, context: LoopContext, num_loops: int) -> Tensor:
+    """Apply the core `num_loops` times, recording whatever autograd records."""
+    for _ in range(num_loops):
+        state = core(state, injected, *context)
+    return state
+
+
+@dataclass
+class LoopedModelOutput(ModelOutput):
+    """hidden: [B, T, d] after coda and final norm; state: z_R [B, T, d]."""
+
+    last_hidden_state: Tensor | None = None
+    state: Tensor | None = None
+    past_key_values: Cache | None = None
+
+
+@dataclass
+class LoopedCausalLMOutput(ModelOutput):
+    """logits: [B, T, V] (or the last `logits_to_keep` positions); state: z_R [B, T, d]."""
+
+    logits: Tensor | None = None
+    state: Tensor | None = None
+    past_key_values: Cache | None = None
+
+
+class LoopedModel(PreTrainedModel):
+    """Base model: embedding, prelude, core, coda and final norm. See the module's docstring for the parts."""
+
+    core: Core
+
+    def context(self, input_ids: Tensor, attention_mask: Tensor | None, cache: Cache | None = None) -> LoopContext:
+        """Rotary factors and mask for `input_ids` [B, T]; `attention_mask` [B, past + T], 0 for padding."""
+        raise NotImplementedError
+
+    def prelude(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, context: LoopContext | None = None
+    ) -> Tensor:
+        """The injected input e [B, T, d]."""
+        raise NotImplementedError
+
+    def initial_state(self, injected: Tensor) -> Tensor:
+        """z_0 [B, T, d]: zero unless the family says otherwise."""
+        return torch.zeros_like(injected)
+
+    def coda(self, state: Tensor, context: LoopContext) -> Tensor:
+        """Hidden states [B, T, d] ready for the head: coda blocks, then the final norm."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        num_loops: int | None = None,
+        initial_state: Tensor | None = None,
+        loop_runner: LoopRunner = run_loops,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> LoopedModelOutput:
+        """Prelude, loops, coda.
+
+        `num_loops` defaults to the configuration's; `initial_state` [B, T, d] to z_0. `loop_runner` replaces the
+        plain loops by a gradient estimator (`looprl.gradients.Estimator`). ValueError on a state of another shape
+        or a number of loops below 1.
+        """
+        num_loops = self.config.num_loops if num_loops is None else num_loops
+        if num_loops < 1:
+            raise ValueError(f"num_loops must be at least 1, got {num_loops}")
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+        context = self.context(input_ids, attention_mask, past_key_values)
+        injected = self.prelude(input_ids, attention_mask, context)
+        state = self.initial_state(injected) if initial_state is None else initial_state
+        if state.shape != injected.shape:
+            raise ValueError(
+                f"initial_state has shape {tuple(state.shape)}, but the input needs {tuple(injected.shape)}: "
+                "one state of the model's width per token"
+            )
+        state = loop_runner(self.core, state.to(injected.dtype), injected, context, num_loops)
+        return LoopedModelOutput(
+            last_hidden_state=self.coda(state, context), state=state, past_key_values=past_key_values
+        )
+
+
+class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
+    """Looped model with a language-model head; `model` is the family's `LoopedModel`."""
+
+    base_model_prefix = "model"
+    model: LoopedModel
+    lm_head: nn.Linear
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        num_loops: int | None = None,
+        initial_state: Tensor | None = None,
+        loop_runner: LoopRunner = run_loops,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **kwargs: Any,
+    ) -> LoopedCausalLMOutput:
+        """As `LoopedModel.forward`, then the head on the last `logits_to_keep` positions (0: on all)."""
+        output = self.model(
+            input_ids,
+            attention_mask,
+            num_loops=num_loops,
+            initial_state=initial_state,
+            loop_runner=loop_runner,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+        hidden = output.last_hidden_state[:, -logits_to_keep:]
+        return LoopedCausalLMOutput(
+            logits=self.lm_head(hidden), state=output.state, past_key_values=output.past_key_values
+        )

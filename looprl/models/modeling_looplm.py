@@ -1,0 +1,114 @@
+"""LoopLM: looprl's own looped language model, as a transformers model."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers import initialization as init
+
+from looprl.models.configuration_looplm import LoopLMConfig
+from looprl.models.contract import Core, LoopContext, LoopedForCausalLM, LoopedModel, TerminalKVBank
+from looprl.models.injection import OrthogonalInjection, make_injection
+from looprl.models.layers import Block, ResidualLinear, make_norm, rotary_factors
+
+
+class LoopLMCore(Core):
+    """F: the injection, then the core blocks."""
+
+    def __init__(self, config: LoopLMConfig):
+        super().__init__()
+        self.injection = make_injection(config.injection, config.hidden_size, config.injection_init)
+        first = config.num_prelude_layers
+        self.layers = nn.ModuleList(Block(config, first + i) for i in range(config.num_core_layers))
+
+    def loop(self, state: Tensor, injected: Tensor, *context: Any) -> Tensor:
+        x = self.injection(state, injected)
+        for layer in self.layers:
+            x = layer(x, LoopContext(*context))
+        return x
+
+
+class LoopLMPreTrainedModel(PreTrainedModel):
+    """Configuration and weight initialisation, shared by the base model and the model with a head."""
+
+    config: LoopLMConfig
+    config_class = LoopLMConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["Block", "LoopLMCore"]  # noqa: RUF012
+    _supports_sdpa = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            std = self.config.initializer_scale * module.in_features**-0.5
+            if isinstance(module, ResidualLinear):
+                std *= (2 * self.config.num_hidden_layers) ** -0.5
+            init.normal_(module.weight, std=std)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=1 / self.config.embedding_scale)
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            init.ones_(module.weight)
+        elif isinstance(module, OrthogonalInjection):
+            init.constant_(module.diagonal_logit, module.diagonal_logit_init)
+
+
+class LoopLMModel(LoopedModel, LoopLMPreTrainedModel):
+    """Embedding, prelude, core, coda and final norm."""
+
+    def __init__(self, config: LoopLMConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.prelude_layers = nn.ModuleList(Block(config, i) for i in range(config.num_prelude_layers))
+        self.core = LoopLMCore(config)
+        first = config.num_prelude_layers + config.num_core_layers
+        self.coda_layers = nn.ModuleList(Block(config, first + i) for i in range(config.num_coda_layers))
+        self.norm = make_norm(config)
+        self.post_init()
+
+    def context(self, input_ids: Tensor, attention_mask: Tensor | None, cache: Cache | None = None) -> LoopContext:
+        batch, length = input_ids.shape
+        past = 0 if cache is None else cache.get_seq_length()
+        positions = torch.arange(past, past + length, device=input_ids.device).expand(batch, length)
+        padded = attention_mask is not None and not bool(attention_mask.all())
+        if padded:
+            assert attention_mask is not None
+            positions = (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, past:]
+        cos, sin = rotary_factors(positions, self.config.head_dim, self.config.rope_theta, self.dtype)
+        mask = None
+        if padded or past:
+            queries = torch.arange(past, past + length, device=input_ids.device)[:, None]
+            keys = torch.arange(past + length, device=input_ids.device)[None]
+            mask = (keys <= queries)[None, None]
+            if padded:
+                assert attention_mask is not None
+                # a padding query may read itself, since softmax over nothing is NaN
+                mask = (mask & attention_mask.bool()[:, None, None]) | (keys == queries)
+        return LoopContext(cos, sin, mask, None if cache is None else TerminalKVBank(cache, past))
+
+    def prelude(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, context: LoopContext | None = None
+    ) -> Tensor:
+        context = self.context(input_ids, attention_mask) if context is None else context
+        x = self.embed_tokens(input_ids) * self.config.embedding_scale
+        for layer in self.prelude_layers:
+            x = layer(x, context)
+        return x
+
+    def coda(self, state: Tensor, context: LoopContext) -> Tensor:
+        x = state
+        for layer in self.coda_layers:
+            x = layer(x, context)
+        return self.norm(x)
+
+
+class LoopLMForCausalLM(LoopedForCausalLM, LoopLMPreTrainedModel):
+    """LoopLM with its language-model head, tied to the embedding or not."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LoopLMConfig):
+        super().__init__(config)
+        self.model = LoopLMModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()

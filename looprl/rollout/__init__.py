@@ -1,0 +1,1 @@
+"""Rollouts: vLLM, state export, records, weight sync."""

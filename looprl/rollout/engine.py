@@ -1,0 +1,206 @@
+"""The rollout engine: prompts in, validated rollout records out, weights synced from the trainer.
+
+Wraps an in-process vLLM 0.32 engine. It starts without weights: until the first `sync_weights` there is no
+policy to sample from, and every record names the policy version that sampled it.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from looprl.errors import UserError
+from looprl.models.registry import FAMILIES
+from looprl.rollout.random_state import preserved_random_state
+from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
+
+# Read by vLLM when it is imported and when the engine starts: one process, no pinning of threads to cores, no
+# warnings about the tokenizer that looprl keeps out of it.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+MAX_TRIES = 3
+
+
+class RolloutError(UserError):
+    """The engine cannot do what was asked of it."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn. Log-probs are of the distribution after `temperature`; nothing else alters it."""
+
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+    temperature: float = 1.0
+
+
+class RolloutEngine:
+    """Samples completions and keeps each token's recurrent state."""
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        num_loops: int | None = None,
+        state_kind: StateKind = "penultimate",
+        max_model_len: int = 1024,
+        max_num_seqs: int = 256,
+        dtype: torch.dtype = torch.float32,
+        **vllm_options: Any,
+    ):
+        """Start vLLM on the architecture of `config`, with `num_loops` loops (default: the configuration's).
+
+        max_model_len: prompt and completion tokens together. max_num_seqs: sequences at a time. vllm_options go
+        to `vllm.LLM` and win over what is chosen here. RolloutError when the window exceeds the model's.
+        """
+        from vllm import LLM
+
+        self.config = config
+        self.num_loops = config.num_loops if num_loops is None else num_loops
+        self.state_kind: StateKind = state_kind
+        self.kv_policy: KVPolicy = "terminal"
+        self.max_model_len = max_model_len
+        self.policy_version: int | None = None
+        self.preempted = 0
+        if max_model_len > config.max_position_embeddings:
+            raise RolloutError(
+                f"a window of {max_model_len} tokens (prompt and completion) exceeds the model's "
+                f"max_position_embeddings, {config.max_position_embeddings}"
+            )
+        with tempfile.TemporaryDirectory(prefix="looprl-engine-") as folder:
+            config.save_pretrained(folder)
+            options: dict[str, Any] = dict(
+                model=folder,
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                hf_overrides=dict(
+                    architectures=[FAMILIES[config.model_type].__name__],
+                    num_loops=self.num_loops,
+                    exported_state=state_kind,
+                ),
+                dtype=str(dtype).removeprefix("torch."),
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                logprobs_mode="processed_logprobs",
+                enable_prefix_caching=True,
+                disable_log_stats=True,
+                kv_transfer_config=dict(
+                    kv_connector="StateConnector",
+                    kv_connector_module_path="looprl.rollout.connector",
+                    kv_role="kv_producer",
+                ),
+                worker_extension_cls="looprl.rollout.connector.TakeStates",
+            )
+            if not torch.cuda.is_available():
+                options |= dict(enforce_eager=True, block_size=32)
+                options["kv_cache_memory_bytes"] = self._cache_bytes(max_num_seqs, dtype)
+            with preserved_random_state():
+                self.llm = LLM(**(options | vllm_options))
+
+    def _cache_bytes(self, max_num_seqs: int, dtype: torch.dtype, block_size: int = 32) -> int:
+        """Room for every sequence at full length, so that none is ever preempted."""
+        per_layer = 2 * self.config.num_key_value_heads * self.config.head_dim
+        # vLLM gives each cache group blocks of its own, all of the largest group's size
+        per_token = 2 * self.config.num_hidden_layers * max(per_layer, self.config.hidden_size)
+        blocks = max_num_seqs * -(-self.max_model_len // block_size) + 1
+        return max(blocks * block_size * per_token * dtype.itemsize, 64 << 20)
+
+    def sync_weights(self, named_tensors: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
+        """Load the trainer's weights (transformers names) and forget every cached key, value and state."""
+        self._drain()
+        weights = [(name, tensor.detach()) for name, tensor in named_tensors]
+        self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(weights)))
+        if not self.llm.reset_prefix_cache():
+            raise RolloutError("vLLM did not reset its prefix cache, so the next rollout would read stale keys")
+        self.policy_version = policy_version
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[RolloutRecord]:
+        """Sample one completion for each prompt of token ids, in order.
+
+        The draw depends on `seed` alone. A preempted request recomputed its tokens, so its states would not
+        match its log-probs: it is counted in `preempted` and sampled again. RolloutError on a prompt that does
+        not fit the window, before the first sync, or when a request fails `MAX_TRIES` times.
+        """
+        if self.policy_version is None:
+            raise RolloutError("the engine has no weights yet: call sync_weights first")
+        room = self.max_model_len - sampling.max_tokens
+        for index, prompt in enumerate(prompts):
+            if not 1 <= len(prompt) <= room:
+                raise RolloutError(
+                    f"prompt {index} has {len(prompt)} tokens; with max_completion_length = {sampling.max_tokens} "
+                    f"the window of {self.max_model_len} leaves room for 1 to {room}"
+                )
+        records: dict[int, RolloutRecord] = {}
+        with preserved_random_state():
+            torch.manual_seed(seed)
+            for _ in range(MAX_TRIES):
+                waiting = [index for index in range(len(prompts)) if index not in records]
+                if not waiting:
+                    break
+                records |= self._sample(waiting, prompts, sampling)
+        if len(records) < len(prompts):
+            raise RolloutError(
+                f"{len(prompts) - len(records)} of {len(prompts)} requests failed or were preempted {MAX_TRIES} times: "
+                "give the engine a larger cache (kv_cache_memory_bytes) or fewer sequences at a time (max_num_seqs)"
+            )
+        return [records[index] for index in range(len(prompts))]
+
+    def _sample(
+        self, indices: list[int], prompts: Sequence[Sequence[int]], sampling: Sampling
+    ) -> dict[int, RolloutRecord]:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            stop_token_ids=list(sampling.stop_token_ids),
+            logprobs=0,
+            detokenize=False,
+        )
+        requests = [TokensPrompt(prompt_token_ids=list(prompts[index])) for index in indices]
+        outputs = self.llm.generate(requests, params, use_tqdm=False)
+        self._drain()
+        keys = [(output.kv_transfer_params or {}).get("states_of", "") for output in outputs]
+        states = self.llm.collective_rpc("take_states", args=(keys,))[0]
+        records = {}
+        for index, key, output in zip(indices, keys, outputs, strict=True):
+            if output.kv_transfer_params is None or output.kv_transfer_params["preemptions"]:
+                self.preempted += 1
+                continue
+            records[index] = self._record(output, states[key])
+        return records
+
+    def _record(self, output: Any, states: Tensor) -> RolloutRecord:
+        completion = output.outputs[0]
+        logprobs = [step[token].logprob for step, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+        assert self.policy_version is not None
+        return RolloutRecord(
+            prompt_ids=tuple(output.prompt_token_ids),
+            completion_ids=tuple(completion.token_ids),
+            logprobs=torch.tensor(logprobs, dtype=torch.float32),
+            states=states,
+            state_kind=self.state_kind,
+            num_loops=self.num_loops,
+            kv_policy=self.kv_policy,
+            policy_version=self.policy_version,
+            finish_reason=completion.finish_reason,
+        )
+
+    def _drain(self) -> None:
+        """Step until the scheduler is empty: finished requests still hold blocks until their states are copied."""
+        engine = self.llm.llm_engine
+        while engine.engine_core.engine_core.scheduler.has_requests():
+            engine.step()
+
+    def close(self) -> None:
+        """Stop the engine and free its memory."""
+        self.llm.llm_engine.engine_core.shutdown()

@@ -1,0 +1,25 @@
+"""Random streams: one for each (seed, step, rank), none of them touching the trainer's."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def rollout_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of the rollout that `rank` draws at `step`, in [0, 2^63)."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> 1)
+
+
+@contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Leave Python's, NumPy's and torch's (CPU and GPU) random states as they were found."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

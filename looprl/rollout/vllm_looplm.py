@@ -1,0 +1,211 @@
+"""LoopLM as a vLLM 0.32 model: the same computation as `looprl.models.modeling_looplm`, on the paged cache.
+
+Calling one Attention object in every loop makes each loop overwrite the token's keys and values, so earlier
+tokens are read at their last loop: terminal KV sharing. Parameter names are those of the transformers model,
+so that its weights load and re-load as they are.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.distributed import get_tensor_model_parallel_world_size
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.attention import Attention as PagedAttention
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
+
+from looprl.models.configuration_looplm import LoopLMConfig
+from looprl.models.injection import make_injection
+from looprl.models.layers import make_norm
+from looprl.rollout.connector import STATE_CACHE
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class Attention(nn.Module):
+    """Grouped-query attention on the paged cache."""
+
+    def __init__(self, config: LoopLMConfig, vllm_config: VllmConfig, layer: int):
+        super().__init__()
+        ranks = get_tensor_model_parallel_world_size()
+        self.q_size = config.num_attention_heads // ranks * config.head_dim
+        self.kv_size = max(config.num_key_value_heads // ranks, 1) * config.head_dim
+        self.qkv_proj = QKVParallelLinear(
+            config.hidden_size,
+            config.head_dim,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            bias=False,
+            quant_config=vllm_config.quant_config,
+        )
+        self.o_proj = RowParallelLinear(
+            config.num_attention_heads * config.head_dim,
+            config.hidden_size,
+            bias=False,
+            quant_config=vllm_config.quant_config,
+        )
+        self.rotary = get_rope(
+            config.head_dim,
+            max_position=config.max_position_embeddings,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        )
+        self.paged = PagedAttention(
+            self.q_size // config.head_dim,
+            config.head_dim,
+            config.head_dim**-0.5,
+            num_kv_heads=self.kv_size // config.head_dim,
+            cache_config=vllm_config.cache_config,
+            quant_config=vllm_config.quant_config,
+            prefix=f"layers.{layer}.attention",  # vLLM wants one number in it, different for every layer
+        )
+
+    def forward(self, positions: Tensor, x: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(x)
+        queries, keys, values = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
+        queries, keys = self.rotary(positions, queries, keys)
+        output, _ = self.o_proj(self.paged(queries, keys, values))
+        return output
+
+
+class SwiGLU(nn.Module):
+    """Gated feed-forward layer."""
+
+    def __init__(self, config: LoopLMConfig, vllm_config: VllmConfig):
+        super().__init__()
+        self.gate_up_proj = MergedColumnParallelLinear(
+            config.hidden_size, [config.intermediate_size] * 2, bias=False, quant_config=vllm_config.quant_config
+        )
+        self.down_proj = RowParallelLinear(
+            config.intermediate_size, config.hidden_size, bias=False, quant_config=vllm_config.quant_config
+        )
+        self.activation = SiluAndMul()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate_up, _ = self.gate_up_proj(x)
+        output, _ = self.down_proj(self.activation(gate_up))
+        return output
+
+
+class Block(nn.Module):
+    """The block of `looprl.models.layers`, on flattened tokens."""
+
+    def __init__(self, config: LoopLMConfig, vllm_config: VllmConfig, layer: int):
+        super().__init__()
+        sandwich = config.norm_placement == "sandwich"
+        self.attention = Attention(config, vllm_config, layer)
+        self.mlp = SwiGLU(config, vllm_config)
+        self.attention_norm, self.mlp_norm = make_norm(config), make_norm(config)
+        self.attention_out_norm = make_norm(config) if sandwich else nn.Identity()
+        self.mlp_out_norm = make_norm(config) if sandwich else nn.Identity()
+
+    def forward(self, positions: Tensor, x: Tensor) -> Tensor:
+        x = self.attention_out_norm(x + self.attention(positions, self.attention_norm(x)))
+        return self.mlp_out_norm(x + self.mlp(self.mlp_norm(x)))
+
+
+class LoopLMCore(nn.Module):
+    """Injection and core blocks; the module tree of the transformers model."""
+
+    def __init__(self, config: LoopLMConfig, vllm_config: VllmConfig):
+        super().__init__()
+        self.injection = make_injection(config.injection, config.hidden_size, config.injection_init)
+        first = config.num_prelude_layers
+        self.layers = nn.ModuleList(Block(config, vllm_config, first + i) for i in range(config.num_core_layers))
+
+    def forward(self, positions: Tensor, state: Tensor, injected: Tensor) -> Tensor:
+        x = self.injection(state, injected)
+        for layer in self.layers:
+            x = layer(positions, x)
+        return x
+
+
+@support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": -1})
+class LoopLMModel(nn.Module):
+    """Everything that is compiled: tokens -> hidden states, penultimate state and endpoint, each [N, d]."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
+        super().__init__()
+        config: LoopLMConfig = vllm_config.model_config.hf_config
+        self.num_loops, self.embedding_scale = config.num_loops, config.embedding_scale
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        first_coda = config.num_prelude_layers + config.num_core_layers
+        self.prelude_layers = nn.ModuleList(Block(config, vllm_config, i) for i in range(config.num_prelude_layers))
+        self.core = LoopLMCore(config, vllm_config)
+        self.coda_layers = nn.ModuleList(
+            Block(config, vllm_config, first_coda + i) for i in range(config.num_coda_layers)
+        )
+        self.norm = make_norm(config)
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        injected = self.embed_tokens(input_ids) * self.embedding_scale
+        for layer in self.prelude_layers:
+            injected = layer(positions, injected)
+        penultimate = endpoint = torch.zeros_like(injected)
+        for _ in range(self.num_loops):
+            penultimate, endpoint = endpoint, self.core(positions, endpoint, injected)
+        hidden = endpoint
+        for layer in self.coda_layers:
+            hidden = layer(positions, hidden)
+        return self.norm(hidden), penultimate, endpoint
+
+
+class LoopLMForCausalLM(nn.Module):
+    """LoopLM with head and state export: the state named by `config.exported_state` goes to the paged cache."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
+        super().__init__()
+        config: LoopLMConfig = vllm_config.model_config.hf_config
+        self.exports_endpoint = config.exported_state == "endpoint"
+        self.tied_head = config.tie_word_embeddings
+        self.model = LoopLMModel(vllm_config=vllm_config)
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.state_cache = CacheOnlyAttentionLayer(
+            num_heads=1,
+            head_size=config.hidden_size,
+            cache_config=vllm_config.cache_config,
+            prefix=f"{STATE_CACHE}.{config.num_hidden_layers}",
+        )
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        return self.model.embed_tokens(input_ids)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        intermediate_tensors: None = None,
+        inputs_embeds: None = None,
+    ) -> Tensor:
+        hidden, penultimate, endpoint = self.model(input_ids, positions)
+        if get_forward_context().attn_metadata is not None:  # None in vLLM's profiling run, before there is a cache
+            state = endpoint if self.exports_endpoint else penultimate
+            self.state_cache(state.unsqueeze(1))
+        return hidden
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        return self.logits_processor(self.lm_head, hidden_states)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load tensors under their transformers names; KeyError on a name that this model does not have.
+
+        A tied head is a copy here: on CPU vLLM packs the head's weight, and a shared tensor would keep the
+        packed values of the previous sync.
+        """
+        parameters = dict(self.named_parameters())
+        loaded = set()
+        for source, tensor in weights:
+            copies = (source, HEAD) if self.tied_head and source == EMBEDDING else (source,)
+            for name in copies:
+                parameter = parameters[name]
+                getattr(parameter, "weight_loader", default_weight_loader)(parameter, tensor)
+                loaded.add(name)
+        return loaded
