@@ -58,7 +58,9 @@ class Core(nn.Module):
     one module: the condition under which ZeRO-3 may treat the core as a leaf.
     """
 
-    def forward(self, state: Tensor, injected: Tensor, *context: Any, record: Callable[..., Tensor] | None = None):
+    def forward(
+        self, state: Tensor, injected: Tensor, *context: Any, record: Callable[..., Tensor] | None = None
+    ) -> Tensor:
         """Apply one loop: state, injected [B, T, d] -> [B, T, d]."""
         if record is None:
             return self.loop(state, injected, *context)
@@ -71,9 +73,7 @@ class Core(nn.Module):
 class LoopRunner(Protocol):
     """How to get from the given state to the state that is read out: plain loops, or a gradient estimator."""
 
-    def __call__(
-        self, core: Core, state: Tensor, injected: Tensor, context: LoopContext, num_loops: int
-    ) -> Tensor: ...
+    def __call__(self, core: Core, state: Tensor, injected: Tensor, context: LoopContext, num_loops: int) -> Tensor: ...
 
 
 def run_loops(core: Core, state: Tensor, injected: Tensor, context: LoopContext, num_loops: int) -> Tensor:

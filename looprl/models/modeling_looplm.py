@@ -35,7 +35,7 @@ class LoopLMPreTrainedModel(PreTrainedModel):
     config: LoopLMConfig
     config_class = LoopLMConfig
     base_model_prefix = "model"
-    _no_split_modules = ["Block", "LoopLMCore"]  # noqa: RUF012
+    _no_split_modules = ["Block", "LoopLMCore"]
     _supports_sdpa = True
 
     @torch.no_grad()
@@ -105,7 +105,7 @@ class LoopLMModel(LoopedModel, LoopLMPreTrainedModel):
 class LoopLMForCausalLM(LoopedForCausalLM, LoopLMPreTrainedModel):
     """LoopLM with its language-model head, tied to the embedding or not."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: LoopLMConfig):
         super().__init__(config)

@@ -1,0 +1,1 @@
+"""The commands of `looprl`, one module each, with `run(argv) -> exit code`."""

@@ -1,0 +1,42 @@
+"""Checks made before training starts: prompts fit the window, and evaluation prompts are not trained on."""
+
+from collections.abc import Sequence
+
+from datasets import Dataset
+
+from looprl.data.errors import DatasetError
+
+
+def check_prompt_lengths(lengths: Sequence[int], max_prompt_tokens: int) -> None:
+    """Check that every prompt has at most `max_prompt_tokens` tokens, counting those the tokenizer adds.
+
+    Raises:
+        DatasetError: names the first row that is too long, its length, the window and the remedies.
+    """
+    too_long = [row for row, length in enumerate(lengths) if length > max_prompt_tokens]
+    if too_long:
+        row = too_long[0]
+        raise DatasetError(
+            f"the prompt of row {row} (counting from 0) has {lengths[row]} tokens, but the window for "
+            f"prompts is {max_prompt_tokens} tokens; {len(too_long)} of {len(lengths)} prompts are too "
+            f"long and the longest has {max(lengths)}. Enlarge the window, shorten the completions, or "
+            "take the long rows out of the dataset."
+        )
+
+
+def check_disjoint(train: Dataset, evaluation: Dataset) -> None:
+    """Check that no evaluation prompt is also a training prompt.
+
+    Raises:
+        DatasetError: says how many are and names the first pair of rows.
+    """
+    training_rows = {prompt: row for row, prompt in reversed(list(enumerate(train["prompt"])))}
+    shared = [(row, prompt) for row, prompt in enumerate(evaluation["prompt"]) if prompt in training_rows]
+    if shared:
+        row, prompt = shared[0]
+        raise DatasetError(
+            f"{len(shared)} of {len(evaluation)} evaluation prompts are also trained on; the first is "
+            f"evaluation row {row}, training row {training_rows[prompt]} (counting from 0): {prompt[:80]!r}. "
+            "Evaluate on another split or file, or on parts that do not overlap, like train[:90%] and "
+            "train[90%:]."
+        )

@@ -1,0 +1,47 @@
+"""pass@1: one sampled completion per held-out prompt, judged by the task's reward."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from looprl.data.prompts import prompt_token_ids
+from looprl.rollout.engine import RolloutEngine, Sampling
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """pass_at_1: share of the n judged prompts with reward 1. rows: prompt, completion, reward for every prompt."""
+
+    pass_at_1: float
+    n: int
+    rows: list[dict[str, Any]]
+
+
+def evaluate(
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: Dataset,
+    reward: Callable[..., list[float | None]],
+    sampling: Sampling,
+    seed: int,
+) -> Evaluation:
+    """Sample one completion per prompt from the engine's present weights and judge it.
+
+    dataset: a `prompt` column and the columns that the reward asks for. Completions that the reward cannot judge
+    (None) do not count in n. The same engine weights, prompts and seed give the same result.
+    """
+    engine.reset_prefix_cache()
+    records = engine.generate(prompt_token_ids(dataset["prompt"][:], tokenizer), sampling, seed)
+    token_ids = [list(record.completion_ids) for record in records]
+    completions = tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+    columns = {name: dataset[name][:] for name in dataset.column_names if name != "prompt"}
+    rewards = reward(prompts=dataset["prompt"][:], completions=completions, completion_ids=token_ids, **columns)
+    judged = [value for value in rewards if value is not None]
+    rows = [
+        {**row, "completion": completion, "reward": value}
+        for row, completion, value in zip(dataset, completions, rewards, strict=True)
+    ]
+    return Evaluation(sum(value == 1 for value in judged) / max(len(judged), 1), len(judged), rows)

@@ -1,0 +1,57 @@
+"""Per-step measurements: seconds by phase, counts, means and maxima, handed over once a step."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class StepMeter:
+    """Collects what happens between two logs.
+
+    `phase(name)` adds seconds; `count(name, n)` adds; `mean(name, total, n)` averages over n; `maximum(name, x)`
+    keeps the largest.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._means: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._maxima: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the seconds spent inside, GPU work included, to `time/<name>`."""
+        start = _now()
+        try:
+            yield
+        finally:
+            self.count(f"time/{name}", _now() - start)
+
+    def seconds(self) -> float:
+        """Seconds in all phases since the last flush."""
+        return sum(value for name, value in self._sums.items() if name.startswith("time/"))
+
+    def count(self, name: str, amount: float) -> None:
+        self._sums[name] += amount
+
+    def mean(self, name: str, total: float, weight: float) -> None:
+        self._means[name][0] += total
+        self._means[name][1] += weight
+
+    def maximum(self, name: str, value: float) -> None:
+        self._maxima[name] = max(value, self._maxima.get(name, value))
+
+    def flush(self) -> dict[str, float]:
+        """Everything since the last flush, and start anew."""
+        values = dict(self._sums) | self._maxima
+        values |= {name: total / weight for name, (total, weight) in self._means.items() if weight}
+        self.__init__()  # type: ignore[misc]
+        return values
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()

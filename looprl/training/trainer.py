@@ -1,0 +1,216 @@
+"""Dr. GRPO for looped models: TRL's GRPOTrainer, with three things changed.
+
+1. Rollouts come from looprl's engine, which keeps each token's recurrent state (`colocated_rollouts.py`).
+2. Scoring replays a single loop from that state; its backward solves the adjoint (`looprl.gradients`).
+3. With penultimate replay the sampler's log-probs are the old log-probs: there is no second scoring pass.
+
+    looprl train recipes/quickstart.yaml
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+
+from looprl.data.checks import check_prompt_lengths
+from looprl.data.prompts import prompt_token_ids
+from looprl.errors import UserError
+from looprl.models import LoopedForCausalLM, ModelError, load_model
+from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.record import stack_states
+from looprl.training.advantages import zero_variance_groups
+from looprl.training.colocated_rollouts import ColocatedRollouts
+from looprl.training.config import LoopedGRPOConfig
+from looprl.training.optimizer_time import OptimizerTime
+from looprl.training.trl_seam import Batch, GRPOSeam
+
+CompletionsWriter = Callable[[int, list[dict[str, Any]]], None]
+
+
+class LoopedGRPOTrainer(GRPOSeam):
+    """TRL's GRPOTrainer for a looped model; same arguments, and `on_completions(step, rows)` for each rollout."""
+
+    args: LoopedGRPOConfig
+    vllm_generation: ColocatedRollouts
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        reward_funcs: Callable[..., list[float | None]] | list[Callable[..., list[float | None]]],
+        args: LoopedGRPOConfig,
+        train_dataset: Dataset,
+        eval_dataset: Dataset | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        on_completions: CompletionsWriter | None = None,
+        peft_config: Any = None,
+        **trl_arguments: Any,
+    ):
+        """Load the model if it is a path, start the engine, check that every prompt fits.
+
+        Raises ModelError on a model that is not looped, UserError on PEFT adapters and on prompts that do not
+        fit the window.
+        """
+        if peft_config is not None or hasattr(model, "peft_config"):
+            raise UserError(
+                "PEFT adapters are not supported: the rollout engine syncs full weights. Merge the adapter first "
+                "(merge_and_unload) and train the merged model"
+            )
+        if isinstance(model, str):
+            model = load_model(model, **(args.model_init_kwargs or {}))
+        if not isinstance(model, LoopedForCausalLM):
+            raise ModelError(f"{type(model).__name__} is not a looped model; load one with looprl.load_model")
+        if processing_class is None:
+            processing_class = AutoTokenizer.from_pretrained(model.name_or_path)
+        self.num_loops = args.num_loops or model.config.num_loops
+        self.estimator = args.make_estimator()
+        self.on_completions = on_completions
+        self._rollout_version = 0
+        self.window = self._window(model, args, processing_class, [train_dataset, eval_dataset])
+        super().__init__(
+            model=model,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            **trl_arguments,
+        )
+        self.add_callback(OptimizerTime(self.meter))
+
+    @staticmethod
+    def _window(
+        model: LoopedForCausalLM,
+        args: LoopedGRPOConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        datasets: list[Dataset | None],
+    ) -> int:
+        """Tokens that prompt and completion may have: as set, or as the longest prompt needs."""
+        lengths = [
+            len(ids) for rows in datasets if rows is not None for ids in prompt_token_ids(rows["prompt"][:], tokenizer)
+        ]
+        needed = max(lengths) + args.max_completion_length
+        window = args.vllm_max_model_length or min(needed, model.config.max_position_embeddings)
+        check_prompt_lengths(lengths, window - args.max_completion_length)
+        return window
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """The rollout engine, also for evaluation."""
+        return self.vllm_generation.engine
+
+    def sampling(self) -> Sampling:
+        """How completions are drawn, in training and in evaluation."""
+        return Sampling(self.max_completion_length, tuple(self.eos_token_ids), self.temperature)
+
+    def make_rollouts(self, **trl_settings: Any) -> ColocatedRollouts:
+        tokenizer = trl_settings["processing_class"]
+        engine = RolloutEngine(
+            self.model.config,
+            num_loops=self.num_loops,
+            state_kind=self.args.replay_from,
+            max_model_len=self.window,
+            max_num_seqs=trl_settings["max_num_seqs"],
+            dtype=self.model.dtype,
+            seed=self.args.seed,
+            gpu_memory_utilization=self.args.vllm_gpu_memory_utilization,
+        )
+        return ColocatedRollouts(
+            engine,
+            self.model,
+            self.sampling(),
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            seed=self.args.seed,
+            rank=self.accelerator.process_index,
+            step=lambda: self.state.global_step,
+            meter=self.meter,
+        )
+
+    def finish_rollout(self, batch: Batch, rewards: Tensor) -> Batch:
+        """Add the states and the old log-probs; silence what must not teach."""
+        records = self.vllm_generation.peek()
+        self._rollout_version = self.state.global_step
+        for record in records:
+            record.check(
+                state_kind=self.args.replay_from,
+                num_loops=self.num_loops,
+                kv_policy=self.args.kv_policy,
+                policy_version=self._rollout_version,
+                hidden_size=self.model.config.hidden_size,
+            )
+        batch["states"] = self._stacked_states(
+            batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1], slice(None)
+        )
+        if self.args.replay_is_exact:
+            batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
+        self._silence(batch, rewards, torch.tensor([len(record.completion_ids) == 0 for record in records]))
+        if self.on_completions is not None and self.accelerator.is_main_process:
+            self.on_completions(self.state.global_step, self.logged_rollout())
+        return batch
+
+    def _silence(self, batch: Batch, rewards: Tensor, empty: Tensor) -> None:
+        equal = zero_variance_groups(rewards, self.reward_weights.to(rewards.device), self.num_generations)
+        local = len(batch["advantages"])
+        first = self.accelerator.process_index * local
+        batch["advantages"] = batch["advantages"].masked_fill(equal[first : first + local], 0.0)
+        batch["completion_mask"] = batch["completion_mask"] * ~empty.to(equal.device).unsqueeze(1)
+        self.meter.count("dropped/zero_variance_groups", float(equal.sum()) / self.num_generations)
+        self.meter.count("dropped/empty_completions", float(empty.sum()))
+        masked = (batch["completion_mask"].sum(dim=1) == 0).sum() - empty.sum()
+        self.meter.count("dropped/truncated_completions", float(masked))
+        if "importance_sampling_ratio" in batch:
+            ratio = batch["importance_sampling_ratio"]
+            limit = self.vllm_importance_sampling_clip_max
+            kept = batch["completion_mask"].bool()
+            self.meter.mean("replay/truncated_share", float((ratio[kept] >= limit).sum()), float(kept.sum()))
+
+    def _stacked_states(self, prompt_length: int, completion_length: int, rows: slice) -> Tensor:
+        states = stack_states(self.vllm_generation.peek()[rows], prompt_length, completion_length)
+        return states.to(self.accelerator.device)
+
+    def score(
+        self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor, rows: slice, completion_length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Replay (or recompute) the loops and read out the completion tokens' log-probs and entropies."""
+        batch = self.micro_batch
+        state = None
+        if self.estimator.state_from == "rollout":
+            if batch is not None:
+                state = batch["states"]
+            else:
+                state = self._stacked_states(input_ids.shape[1] - completion_length, completion_length, rows)
+            state = state[:, :-1]  # the last token predicts nothing, so it is not fed
+        output = model(
+            input_ids[:, :-1],
+            attention_mask[:, :-1],
+            num_loops=self.num_loops,
+            initial_state=state,
+            loop_runner=self.estimator,
+            logits_to_keep=completion_length,
+        )
+        logps = torch.log_softmax(output.logits.float() / self.temperature, dim=-1)
+        entropies = -(logps.exp() * logps).sum(-1)
+        targets = input_ids[:, -completion_length:, None]
+        sampled = logps.gather(-1, targets).squeeze(-1)
+        if batch is not None:
+            self._measure(batch, sampled.detach(), output.state.detach(), state, attention_mask[:, :-1].bool())
+        return sampled, entropies
+
+    @torch.no_grad()
+    def _measure(self, batch: Batch, logps: Tensor, after: Tensor, before: Tensor | None, fed: Tensor) -> None:
+        staleness = self.state.global_step - self._rollout_version
+        self.meter.maximum("replay/staleness", staleness)
+        self.meter.mean("replay/neumann_steps", self.estimator.neumann_steps, 1)
+        kept = batch["completion_mask"].bool()
+        if kept.any():
+            gaps = (logps - batch["sampling_per_token_logps"])[kept].abs()
+            self.meter.mean("replay/logprob_gap_mean", float(gaps.sum()), gaps.numel())
+            self.meter.maximum("replay/logprob_gap_max", float(gaps.max()))
+        if before is not None:
+            moved = (after - before).norm(dim=-1)[fed] / after.norm(dim=-1)[fed]
+            self.meter.mean("replay/residual", float(moved.sum()), moved.numel())

@@ -1,0 +1,23 @@
+"""Environment defaults that every test needs before torch, transformers or vLLM are imported.
+
+Set by default only: a variable that is already set wins.
+"""
+
+import os
+
+DEFAULTS = {
+    # vLLM inside the test process, not in a worker, and not bound to particular cores.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # The tiny models run eagerly: compiling takes longer than any test.
+    "TORCH_COMPILE_DISABLE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Nothing is fetched and nothing is reported.
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "WANDB_MODE": "disabled",
+}
+
+for name, value in DEFAULTS.items():
+    os.environ.setdefault(name, value)
