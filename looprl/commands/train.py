@@ -17,7 +17,7 @@ from looprl.measure.evaluate import Evaluation, evaluate
 from looprl.measure.summary import print_summary
 from looprl.models import load_model
 from looprl.recipe import parse_recipe, recipe_name
-from looprl.rewards import load_rewards
+from looprl.rewards import check_columns, load_rewards
 from looprl.runs import RunFolder, read_metrics
 from looprl.training.callbacks import MetricsToRunFolder, show_only_progress_line
 from looprl.training.config import LoopedGRPOConfig
@@ -54,8 +54,10 @@ def run(argv: list[str]) -> int:
     train_set = load_task_dataset(
         recipe.dataset, recipe.split, recipe.task_options, recipe.dataset_size, seed=args.seed
     )
+    check_columns(rewards, train_set.column_names)
     held_out = _held_out(recipe)
     if held_out is not None:
+        check_columns(rewards[:1], held_out.column_names)
         check_disjoint(train_set, held_out)
     model = load_model(recipe.model)
     folder = RunFolder.create(Path(args.output_dir), overwrite=recipe.overwrite)

@@ -51,6 +51,8 @@ class Estimator:
             raise ValueError("a Neumann series and a state from the rollout both need loops_recorded = 1")
         if self.replay_from not in get_args(ReplayFrom):
             raise ValueError(f"replay_from is {self.replay_from!r}; choose from {', '.join(get_args(ReplayFrom))}")
+        if self.loops_recorded != 1 and self.replay_from == "endpoint":
+            raise ValueError("replay_from = 'endpoint' needs loops_recorded = 1: no loop would be recorded")
 
     @classmethod
     def preset(

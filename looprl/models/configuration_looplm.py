@@ -7,6 +7,17 @@ from transformers import PretrainedConfig
 NORMS = ("layer", "rms")
 NORM_PLACEMENTS = ("pre", "sandwich")
 INJECTIONS = ("orthogonal", "linear")
+LEAST = {
+    "num_prelude_layers": 0,
+    "num_core_layers": 1,
+    "num_coda_layers": 0,
+    "num_loops": 1,
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 1,
+}
 
 
 class LoopLMConfig(PretrainedConfig):
@@ -50,7 +61,7 @@ class LoopLMConfig(PretrainedConfig):
         self.intermediate_size = intermediate_size
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
-        self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
+        self.head_dim = hidden_size // max(num_attention_heads, 1) if head_dim is None else head_dim
         self.num_prelude_layers = num_prelude_layers
         self.num_core_layers = num_core_layers
         self.num_coda_layers = num_coda_layers
@@ -84,9 +95,9 @@ class LoopLMConfig(PretrainedConfig):
         ):
             if value not in choices:
                 raise ValueError(f"LoopLMConfig.{name} is {value!r}; choose from {', '.join(choices)}")
-        for name in ("num_core_layers", "num_loops", "vocab_size", "hidden_size", "num_attention_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"LoopLMConfig.{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"LoopLMConfig.{name} must be at least {least}, got {getattr(self, name)}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"LoopLMConfig.num_key_value_heads ({self.num_key_value_heads}) must divide "

@@ -83,6 +83,11 @@ def run_loops(core: Core, state: Tensor, injected: Tensor, context: LoopContext,
     return state
 
 
+def at_least_fp32(logits: Tensor) -> Tensor:
+    """Logits ready for a softmax: half precision is raised, double is kept."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 @dataclass
 class LoopedModelOutput(ModelOutput):
     """hidden: [B, T, d] after coda and final norm; state: z_R [B, T, d]."""

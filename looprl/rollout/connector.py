@@ -67,11 +67,12 @@ class StateConnector(KVConnectorBase_V1, SupportsHMA):
         if self.has_connector_metadata():
             metadata = self._get_connector_metadata()
             assert isinstance(metadata, StateConnectorMetadata) and self.cache is not None
-            for request in metadata.finished:
-                blocks = torch.tensor(request.block_ids, device=self.cache.device)
-                states = self.cache[blocks, 0].flatten(0, 1)[: request.num_states]
-                self.states[request.request_id] = states.to("cpu", copy=True)
-                copied.add(request.request_id)
+            with torch.inference_mode(False):  # vLLM runs in it, and what it yields cannot enter autograd
+                for request in metadata.finished:
+                    blocks = torch.tensor(request.block_ids, device=self.cache.device)
+                    states = self.cache[blocks, 0].flatten(0, 1)[: request.num_states]
+                    self.states[request.request_id] = states.to("cpu", copy=True)
+                    copied.add(request.request_id)
         return copied or None, None
 
     def take(self, request_ids: list[str]) -> dict[str, Tensor | None]:

@@ -4,12 +4,11 @@ Wraps an in-process vLLM 0.32 engine. It starts without weights: until the first
 policy to sample from, and every record names the policy version that sampled it.
 """
 
-import os
 import tempfile
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,15 +18,10 @@ from looprl.errors import UserError
 from looprl.models.registry import FAMILIES
 from looprl.rollout.random_state import preserved_random_state
 from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
-
-# Read by vLLM when it is imported and when the engine starts: one process, no pinning of threads to cores, no
-# warnings about the tokenizer that looprl keeps out of it.
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+from looprl.rollout.vllm_process import contained_start, kept_process_group
 
 MAX_TRIES = 3
+MIN_TEMPERATURE = 0.01  # vLLM raises a lower one to this
 
 
 class RolloutError(UserError):
@@ -36,15 +30,34 @@ class RolloutError(UserError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn. Log-probs are of the distribution after `temperature`; nothing else alters it."""
+    """How completions are drawn: until one of `stop_token_ids` or `max_tokens` tokens.
+
+    Log-probs are of the distribution after `temperature`; nothing else alters it. Temperature 0 is greedy, for
+    evaluation, with the log-probs of temperature 1. RolloutError on no tokens and on a temperature that vLLM
+    would change.
+    """
 
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     temperature: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise RolloutError(f"max_tokens is {self.max_tokens}: a completion has at least one token")
+        if self.temperature != 0 and not self.temperature >= MIN_TEMPERATURE:
+            raise RolloutError(
+                f"temperature is {self.temperature}: choose {MIN_TEMPERATURE} or more, or 0 for greedy decoding"
+            )
+
 
 class RolloutEngine:
-    """Samples completions and keeps each token's recurrent state."""
+    """Samples completions and keeps each token's recurrent state.
+
+    vLLM has one state connector per process, so starting an engine closes the one before. A call that vLLM does
+    not finish (an error inside it, Ctrl-C) closes the engine too: it would wait for that call's requests forever.
+    """
+
+    _open: ClassVar["RolloutEngine | None"] = None
 
     def __init__(
         self,
@@ -76,6 +89,9 @@ class RolloutEngine:
                 f"a window of {max_model_len} tokens (prompt and completion) exceeds the model's "
                 f"max_position_embeddings, {config.max_position_embeddings}"
             )
+        if RolloutEngine._open is not None:
+            RolloutEngine._open.close()
+        self._process_group_was_there = torch.distributed.is_initialized()
         with tempfile.TemporaryDirectory(prefix="looprl-engine-") as folder:
             config.save_pretrained(folder)
             options: dict[str, Any] = dict(
@@ -103,8 +119,9 @@ class RolloutEngine:
             if not torch.cuda.is_available():
                 options |= dict(enforce_eager=True, block_size=32)
                 options["kv_cache_memory_bytes"] = self._cache_bytes(max_num_seqs, dtype)
-            with preserved_random_state(), self._compile_stance():
+            with preserved_random_state(), self._compile_stance(), contained_start():
                 self.llm = LLM(**(options | vllm_options))
+        RolloutEngine._open = self
 
     def _cache_bytes(self, max_num_seqs: int, dtype: torch.dtype, block_size: int = 32) -> int:
         """Room for every sequence at full length, so that none is ever preempted."""
@@ -115,16 +132,21 @@ class RolloutEngine:
         return max(blocks * block_size * per_token * dtype.itemsize, 64 << 20)
 
     def sync_weights(self, named_tensors: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """Load the trainer's weights (transformers names) and forget every cached key, value and state."""
-        self._drain()
+        """Load the trainer's weights (transformers names) and forget every cached key, value and state.
+
+        ValueError when a tensor of the model is missing or unknown to it.
+        """
         weights = [(name, tensor.detach()) for name, tensor in named_tensors]
-        self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(weights)))
+        with self._all_or_nothing():
+            self._drain()
+            self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(weights)))
         self.reset_prefix_cache()
         self.policy_version = policy_version
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached key, value and state, so that the next rollout depends on its prompts and seed only."""
-        self._drain()
+        with self._all_or_nothing():
+            self._drain()
         if not self.llm.reset_prefix_cache():
             raise RolloutError("vLLM did not reset its prefix cache, so the next rollout would read stale keys")
 
@@ -133,19 +155,13 @@ class RolloutEngine:
 
         The draw depends on `seed` alone. A preempted request recomputed its tokens, so its states would not
         match its log-probs: it is counted in `preempted` and sampled again. RolloutError on a prompt that does
-        not fit the window, before the first sync, or when a request fails `MAX_TRIES` times.
+        not fit the window or the vocabulary, before the first sync, or when a request fails `MAX_TRIES` times.
         """
         if self.policy_version is None:
             raise RolloutError("the engine has no weights yet: call sync_weights first")
-        room = self.max_model_len - sampling.max_tokens
-        for index, prompt in enumerate(prompts):
-            if not 1 <= len(prompt) <= room:
-                raise RolloutError(
-                    f"prompt {index} has {len(prompt)} tokens; with max_completion_length = {sampling.max_tokens} "
-                    f"the window of {self.max_model_len} leaves room for 1 to {room}"
-                )
+        self._check_prompts(prompts, self.max_model_len - sampling.max_tokens, sampling.max_tokens)
         records: dict[int, RolloutRecord] = {}
-        with preserved_random_state(), self._compile_stance():
+        with preserved_random_state(), self._compile_stance(), self._all_or_nothing():
             torch.manual_seed(seed)
             for _ in range(MAX_TRIES):
                 waiting = [index for index in range(len(prompts)) if index not in records]
@@ -159,6 +175,19 @@ class RolloutEngine:
             )
         return [records[index] for index in range(len(prompts))]
 
+    def _check_prompts(self, prompts: Sequence[Sequence[int]], room: int, max_tokens: int) -> None:
+        for index, prompt in enumerate(prompts):
+            if not 1 <= len(prompt) <= room:
+                raise RolloutError(
+                    f"prompt {index} has {len(prompt)} tokens; with max_completion_length = {max_tokens} "
+                    f"the window of {self.max_model_len} leaves room for 1 to {room}"
+                )
+            if min(prompt) < 0 or max(prompt) >= self.config.vocab_size:
+                raise RolloutError(
+                    f"prompt {index} has token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
+                    f"{self.config.vocab_size - 1}: is the tokenizer the model's own?"
+                )
+
     def _sample(
         self, indices: list[int], prompts: Sequence[Sequence[int]], sampling: Sampling
     ) -> dict[int, RolloutRecord]:
@@ -169,6 +198,7 @@ class RolloutEngine:
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
             stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=True,  # the configuration's own, that is: `stop_token_ids` alone end a completion
             logprobs=0,
             detokenize=False,
         )
@@ -212,6 +242,30 @@ class RolloutEngine:
         while engine.engine_core.engine_core.scheduler.has_requests():
             engine.step()
 
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Around a call into vLLM: RolloutError when the engine is closed; close it when the call fails."""
+        if self.closed:
+            raise RolloutError(
+                "this rollout engine is closed: close() was called, another engine was started in this process, or "
+                "an earlier call to it did not finish. Start a new one"
+            )
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine has been stopped."""
+        return not hasattr(self, "llm")
+
     def close(self) -> None:
-        """Stop the engine and free its memory."""
-        self.llm.llm_engine.engine_core.shutdown()
+        """Stop the engine and free its memory. It cannot be used any more."""
+        if RolloutEngine._open is self:
+            RolloutEngine._open = None
+        if not self.closed:
+            with kept_process_group(self._process_group_was_there):
+                self.llm.llm_engine.engine_core.shutdown()
+            del self.llm

@@ -82,10 +82,18 @@ class RolloutRecord:
 
 
 def stack_states(records: Sequence[RolloutRecord], prompt_length: int, completion_length: int) -> Tensor:
-    """States of left-padded prompts and right-padded completions: [B, P + C, d], zero where nothing was fed."""
+    """States of left-padded prompts and right-padded completions: [B, P + C, d], zero where nothing was fed.
+
+    RolloutMismatchError on a record that does not fit into P prompt and C completion tokens.
+    """
     width = records[0].states.shape[1]
     stacked = torch.zeros(len(records), prompt_length + completion_length, width, dtype=records[0].states.dtype)
     for row, record in zip(stacked, records, strict=True):
+        if len(record.prompt_ids) > prompt_length or len(record.completion_ids) > completion_length:
+            raise RolloutMismatchError(
+                f"a record of {len(record.prompt_ids)} prompt and {len(record.completion_ids)} completion tokens "
+                f"does not fit into a batch padded to {prompt_length} and {completion_length}"
+            )
         first = prompt_length - len(record.prompt_ids)
         row[first : first + len(record.states)] = record.states
     return stacked

@@ -195,7 +195,7 @@ class LoopLMForCausalLM(nn.Module):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load tensors under their transformers names; KeyError on a name that this model does not have.
+        """Load every tensor of the model, under its transformers name; ValueError on an unknown or a missing one.
 
         A tied head is a copy here: on CPU vLLM packs the head's weight, and a shared tensor would keep the
         packed values of the previous sync.
@@ -205,7 +205,11 @@ class LoopLMForCausalLM(nn.Module):
         for source, tensor in weights:
             copies = (source, HEAD) if self.tied_head and source == EMBEDDING else (source,)
             for name in copies:
+                if name not in parameters:
+                    raise ValueError(f"{type(self).__name__} has no tensor {name!r}")
                 parameter = parameters[name]
                 getattr(parameter, "weight_loader", default_weight_loader)(parameter, tensor)
                 loaded.add(name)
+        if missing := sorted(set(parameters) - loaded):
+            raise ValueError(f"{type(self).__name__} was not given {len(missing)} of its tensors: {missing[0]}, ...")
         return loaded

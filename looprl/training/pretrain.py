@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 from looprl.errors import UserError
 from looprl.gradients import Estimator
 from looprl.models import LoopedForCausalLM
+from looprl.models.contract import at_least_fp32
 from looprl.training.depth_prior import DepthPrior, DepthPriorKind
 
 
@@ -82,7 +83,8 @@ class LoopedPretrainer(Trainer):
             num_loops=self.depth_prior.draw(self.depths),
             loop_runner=self.estimator,
         )
-        losses = F.cross_entropy(output.logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+        logits = at_least_fp32(output.logits).flatten(0, 1)
+        losses = F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
         loss = (losses * weights.flatten()).sum() / weights.sum()
         return (loss, output) if return_outputs else loss
 

@@ -19,6 +19,8 @@ from looprl.data.checks import check_prompt_lengths
 from looprl.data.prompts import prompt_token_ids
 from looprl.errors import UserError
 from looprl.models import LoopedForCausalLM, ModelError, load_model
+from looprl.models.contract import at_least_fp32
+from looprl.rewards import checked
 from looprl.rollout.engine import RolloutEngine, Sampling
 from looprl.rollout.record import stack_states
 from looprl.training.advantages import zero_variance_groups
@@ -63,6 +65,7 @@ class LoopedGRPOTrainer(GRPOSeam):
             model = load_model(model, **(args.model_init_kwargs or {}))
         if not isinstance(model, LoopedForCausalLM):
             raise ModelError(f"{type(model).__name__} is not a looped model; load one with looprl.load_model")
+        rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         if processing_class is None:
             processing_class = AutoTokenizer.from_pretrained(model.name_or_path)
         self.num_loops = args.num_loops or model.config.num_loops
@@ -72,7 +75,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         self.window = self._window(model, args, processing_class, [train_dataset, eval_dataset])
         super().__init__(
             model=model,
-            reward_funcs=reward_funcs,
+            reward_funcs=[checked(reward) for reward in rewards],
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -193,7 +196,7 @@ class LoopedGRPOTrainer(GRPOSeam):
             loop_runner=self.estimator,
             logits_to_keep=completion_length,
         )
-        logps = torch.log_softmax(output.logits.float() / self.temperature, dim=-1)
+        logps = torch.log_softmax(at_least_fp32(output.logits) / self.temperature, dim=-1)
         entropies = -(logps.exp() * logps).sum(-1)
         targets = input_ids[:, -completion_length:, None]
         sampled = logps.gather(-1, targets).squeeze(-1)
