@@ -73,8 +73,8 @@ class RunFolder:
         elif folder.path.is_dir() and any(folder.path.iterdir()):
             if not overwrite:
                 raise UserError(
-                    f"{folder.path} exists and is not empty: continue that run with --resume, replace it "
-                    "with --overwrite, or give another folder with --output_dir"
+                    f"{folder.path} exists and is not empty: replace that run with --overwrite, or give another "
+                    "folder with --output_dir"
                 )
             folder._empty()
         folder.path.mkdir(parents=True, exist_ok=True)

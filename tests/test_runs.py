@@ -52,7 +52,7 @@ def test_empty_folder_may_be_used(tmp_path):
 def test_folder_in_use_is_an_error_that_names_the_three_ways_out(finished_run):
     with pytest.raises(UserError) as caught:
         RunFolder.create(finished_run)
-    assert all(flag in str(caught.value) for flag in ("--overwrite", "--resume", "--output_dir"))
+    assert all(flag in str(caught.value) for flag in ("--overwrite", "--output_dir"))
     assert read_metrics(finished_run) == [{"step": 1, "reward": 0.5}]
 
 

@@ -119,6 +119,7 @@ def _evaluate(trainer: LoopedGRPOTrainer, held_out: Dataset | None, reward: Any)
     if held_out is None:
         return None
     trainer.vllm_generation.sync_weights()
+    trainer.meter.flush()  # an evaluation is no part of a step
     return evaluate(trainer.engine, trainer.processing_class, held_out, reward, trainer.sampling(), trainer.args.seed)
 
 
