@@ -6,7 +6,8 @@ from transformers import PretrainedConfig
 
 NORMS = ("layer", "rms")
 NORM_PLACEMENTS = ("pre", "sandwich")
-INJECTIONS = ("orthogonal", "linear")
+INJECTIONS = ("orthogonal", "linear", "decay", "add")
+KV_POLICIES = ("terminal", "per_loop")
 LEAST = {
     "num_prelude_layers": 0,
     "num_core_layers": 1,
@@ -25,8 +26,9 @@ class LoopLMConfig(PretrainedConfig):
 
     num_prelude_layers, num_core_layers, num_coda_layers: blocks before, in and after the loop. num_loops: R.
     norm: `layer` (LayerNorm without bias) or `rms`. norm_placement: `pre`, or `sandwich` (a norm on each
-    sublayer's input and on each residual sum). injection: `orthogonal` or `linear` (see `injection.py`);
-    injection_init: where the orthogonal injection's diagonal starts, in (0, 1).
+    sublayer's input and on each residual sum). injection: `orthogonal`, `linear`, `decay` or `add` (see
+    `injection.py`); injection_init: where the diagonal of the first and third starts, in (0, 1). kv_policy: how
+    cached decoding reads earlier tokens, at their last loop (`terminal`) or at the same one (`per_loop`).
     Raises ValueError on an impossible combination.
     """
 
@@ -50,6 +52,7 @@ class LoopLMConfig(PretrainedConfig):
         norm_eps: float = 1e-6,
         injection: str = "orthogonal",
         injection_init: float = 0.5,
+        kv_policy: str = "terminal",
         rope_theta: float = 10000.0,
         max_position_embeddings: int = 1024,
         initializer_scale: float = 0.8,
@@ -71,6 +74,7 @@ class LoopLMConfig(PretrainedConfig):
         self.norm_eps = norm_eps
         self.injection = injection
         self.injection_init = injection_init
+        self.kv_policy = kv_policy
         self.rope_theta = rope_theta
         self.max_position_embeddings = max_position_embeddings
         self.initializer_scale = initializer_scale
@@ -92,6 +96,7 @@ class LoopLMConfig(PretrainedConfig):
             ("norm", self.norm, NORMS),
             ("norm_placement", self.norm_placement, NORM_PLACEMENTS),
             ("injection", self.injection, INJECTIONS),
+            ("kv_policy", self.kv_policy, KV_POLICIES),
         ):
             if value not in choices:
                 raise ValueError(f"LoopLMConfig.{name} is {value!r}; choose from {', '.join(choices)}")

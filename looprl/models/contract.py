@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
+from looprl.models.kv_bank import KVBank
+
 
 class LoopContext(NamedTuple):
     """What attention needs besides the hidden states; passed to `core` positionally, as ZeRO-3 asks.
@@ -29,26 +31,7 @@ class LoopContext(NamedTuple):
     cos: Tensor
     sin: Tensor
     mask: Tensor | None
-    bank: "TerminalKVBank | None" = None
-
-
-@dataclass
-class TerminalKVBank:
-    """One K/V bank per physical layer, in which earlier tokens are read at their last loop.
-
-    Writing a layer again replaces what the present chunk had written there in an earlier loop, so after the
-    last loop the bank holds last-loop keys and values: terminal KV sharing.
-    """
-
-    cache: Cache
-    past_length: int
-
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Put this chunk's keys and values [B, heads, T, head_dim] behind the past ones; return all of them."""
-        written = self.cache.get_seq_length(layer) - self.past_length
-        if written > 0:
-            self.cache.layers[layer].crop(-written)
-        return self.cache.update(keys, values, layer)
+    bank: KVBank | None = None
 
 
 class Core(nn.Module):

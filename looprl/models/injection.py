@@ -17,14 +17,15 @@ class LinearInjection(nn.Module):
         return self.adapter(torch.cat([state, injected], dim=-1))
 
 
-class OrthogonalInjection(nn.Module):
-    """Q (D z) + e with D a diagonal in (0, 1) and Q = I - e e^T / (|e|^2 + eps), per token.
+class AddInjection(nn.Module):
+    """z + e, without parameters."""
 
-    Q removes what points along e, so the result's component along e is exactly e: the input is neither
-    amplified nor washed out however many loops are run.
-    """
+    def forward(self, state: Tensor, injected: Tensor) -> Tensor:
+        return state + injected
 
-    eps = 1e-6
+
+class DecayInjection(nn.Module):
+    """D z + e with D a diagonal in (0, 1), learned through its logit."""
 
     def __init__(self, hidden_size: int, diagonal_init: float):
         super().__init__()
@@ -36,6 +37,19 @@ class OrthogonalInjection(nn.Module):
         return math.log(self.diagonal_init / (1 - self.diagonal_init))
 
     def forward(self, state: Tensor, injected: Tensor) -> Tensor:
+        return torch.sigmoid(self.diagonal_logit) * state + injected
+
+
+class OrthogonalInjection(DecayInjection):
+    """Q (D z) + e with Q = I - e e^T / (|e|^2 + eps), per token.
+
+    Q removes what points along e, so the result's component along e is exactly e: the input is neither
+    amplified nor washed out however many loops are run.
+    """
+
+    eps = 1e-6
+
+    def forward(self, state: Tensor, injected: Tensor) -> Tensor:
         decayed = torch.sigmoid(self.diagonal_logit) * state
         along = (injected * decayed).sum(-1, keepdim=True) / (injected.square().sum(-1, keepdim=True) + self.eps)
         return decayed + injected * (1 - along)
@@ -45,4 +59,6 @@ def make_injection(kind: str, hidden_size: int, diagonal_init: float) -> nn.Modu
     """The injection named `kind` (a value of `LoopLMConfig.injection`)."""
     if kind == "linear":
         return LinearInjection(hidden_size)
-    return OrthogonalInjection(hidden_size, diagonal_init)
+    if kind == "add":
+        return AddInjection()
+    return {"decay": DecayInjection, "orthogonal": OrthogonalInjection}[kind](hidden_size, diagonal_init)

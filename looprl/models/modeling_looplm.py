@@ -8,8 +8,9 @@ from transformers import Cache, PreTrainedModel
 from transformers import initialization as init
 
 from looprl.models.configuration_looplm import LoopLMConfig
-from looprl.models.contract import Core, LoopContext, LoopedForCausalLM, LoopedModel, TerminalKVBank
-from looprl.models.injection import OrthogonalInjection, make_injection
+from looprl.models.contract import Core, LoopContext, LoopedForCausalLM, LoopedModel
+from looprl.models.injection import DecayInjection, make_injection
+from looprl.models.kv_bank import make_kv_bank
 from looprl.models.layers import Block, ResidualLinear, make_norm, rotary_factors
 
 
@@ -49,7 +50,7 @@ class LoopLMPreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, std=1 / self.config.embedding_scale)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             init.ones_(module.weight)
-        elif isinstance(module, OrthogonalInjection):
+        elif isinstance(module, DecayInjection):
             init.constant_(module.diagonal_logit, module.diagonal_logit_init)
 
 
@@ -84,7 +85,10 @@ class LoopLMModel(LoopedModel, LoopLMPreTrainedModel):
                 assert attention_mask is not None
                 # a padding query may read itself, since softmax over nothing is NaN
                 mask = (mask & attention_mask.bool()[:, None, None]) | (keys == queries)
-        return LoopContext(cos, sin, mask, None if cache is None else TerminalKVBank(cache, past))
+        bank = None
+        if cache is not None:
+            bank = make_kv_bank(self.config.kv_policy, cache, self.config.num_hidden_layers)
+        return LoopContext(cos, sin, mask, bank)
 
     def prelude(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, context: LoopContext | None = None

@@ -72,3 +72,18 @@ def test_the_linear_injection_is_one_matrix_on_state_and_input():
 def test_the_injection_is_the_one_named():
     assert isinstance(make_injection("linear", D, 0.5), LinearInjection)
     assert isinstance(make_injection("orthogonal", D, 0.5), OrthogonalInjection)
+
+
+def test_decay_is_the_diagonal_plus_the_input():
+    state, injected = states_and_inputs()
+    decay = make_injection("decay", D, 0.5).double()
+    torch.nn.init.normal_(decay.diagonal_logit)
+    expected = torch.diag(torch.sigmoid(decay.diagonal_logit)) @ state.unsqueeze(-1)
+    torch.testing.assert_close(decay(state, injected), expected.squeeze(-1) + injected)
+
+
+def test_add_is_the_sum_and_has_no_parameters():
+    state, injected = states_and_inputs()
+    add = make_injection("add", D, 0.5)
+    assert torch.equal(add(state, injected), state + injected)
+    assert not list(add.parameters())

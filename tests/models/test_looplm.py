@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from looprl.models import LoopLMConfig, LoopLMForCausalLM, load_model
+import looprl
+from looprl.models import LoopLMConfig, LoopLMForCausalLM
 from looprl.models.contract import LoopContext
 from looprl.models.layers import rotary_factors, rotate
 
@@ -297,7 +298,7 @@ def test_a_saved_model_comes_back_bit_for_bit(make_model, tmp_path, tied):
     model = make_model(tie_word_embeddings=tied, injection="linear", norm="rms", num_loops=4).float()
     model.save_pretrained(tmp_path)
     ids, mask = padded_batch(ROWS, "left")
-    for load in (load_model, AutoModelForCausalLM.from_pretrained):
+    for load in (looprl.load_model, AutoModelForCausalLM.from_pretrained):
         again = load(str(tmp_path))
         assert type(again) is LoopLMForCausalLM and again.dtype == torch.float32
         before, after = model.state_dict(), again.state_dict()
