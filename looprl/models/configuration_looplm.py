@@ -101,8 +101,11 @@ class LoopLMConfig(PretrainedConfig):
             if value not in choices:
                 raise ValueError(f"LoopLMConfig.{name} is {value!r}; choose from {', '.join(choices)}")
         for name, least in LEAST.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"LoopLMConfig.{name} must be at least {least}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int):
+                raise ValueError(f"LoopLMConfig.{name} must be a whole number, got {value!r}")
+            if value < least:
+                raise ValueError(f"LoopLMConfig.{name} must be at least {least}, got {value}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"LoopLMConfig.num_key_value_heads ({self.num_key_value_heads}) must divide "

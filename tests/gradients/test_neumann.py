@@ -107,9 +107,10 @@ def test_no_gradient_reaches_the_state_or_what_made_it(loop, steps):
     assert source.grad is None and state.grad is None
 
 
+@pytest.mark.parametrize("without_autograd", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("steps", [0, 3])
-def test_without_autograd_replay_is_one_plain_loop(loop, steps):
-    with torch.no_grad():
+def test_without_autograd_replay_is_one_plain_loop(loop, steps, without_autograd):
+    with without_autograd():
         output = loop.replay(steps)
     assert torch.equal(output, loop.apply(loop.state)) and not output.requires_grad
 

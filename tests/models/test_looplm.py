@@ -316,6 +316,7 @@ WRONG_CONFIGS = {
     "prelude": (dict(num_prelude_layers=-1), "num_prelude_layers must be at least 0, got -1"),
     "core": (dict(num_core_layers=0), "num_core_layers must be at least 1, got 0"),
     "coda": (dict(num_coda_layers=-1), "num_coda_layers must be at least 0, got -1"),
+    "loops in words": (dict(num_loops="six"), "num_loops must be a whole number, got 'six'"),
     "loops": (dict(num_loops=0), "num_loops must be at least 1, got 0"),
     "vocabulary": (dict(vocab_size=0), "vocab_size must be at least 1, got 0"),
     "width": (dict(hidden_size=0), "hidden_size must be at least 1, got 0"),
