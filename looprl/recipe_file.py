@@ -8,24 +8,54 @@ from typing import Any
 import yaml
 
 from looprl.errors import RecipeError
+from looprl.shipped import shipped_folder
 from looprl.suggest import did_you_mean
 
-RECIPES_FOLDER = Path(__file__).resolve().parent.parent / "recipes"
+RECIPES_FOLDER = shipped_folder() / "recipes"
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file that `name` means: a path, else a file of the repository's `recipes/` folder.
+    """Return the file that `name` means: a path from the working directory, else a recipe that looprl ships.
+
+    The suffix may be left out in both places.
 
     Raises:
         RecipeError: there is no such file; the message names the nearest recipe.
     """
-    for candidate in (Path(name), RECIPES_FOLDER / name, RECIPES_FOLDER / f"{name}.yaml"):
+    for candidate in (Path(name), Path(f"{name}.yaml")):
         if candidate.is_file():
             return candidate
-    files = (path.relative_to(RECIPES_FOLDER) for path in RECIPES_FOLDER.rglob("*.yaml"))
-    known = sorted(file.with_suffix("").as_posix() for file in files)
+    return find_shipped_recipe(name)
+
+
+def find_shipped_recipe(name: str) -> Path:
+    """Return the recipe of looprl's own that `name` means: `quickstart`, `quickstart.yaml`, `recipes/quickstart.yaml`.
+
+    Raises:
+        RecipeError: there is no such recipe; the message names the nearest one.
+    """
+    within = name.removeprefix("recipes/")
+    for candidate in (RECIPES_FOLDER / within, RECIPES_FOLDER / f"{within}.yaml"):
+        if candidate.is_file():
+            return candidate
+    known = list(shipped_recipes())
     hint = did_you_mean(Path(name).stem, known) + (f" Recipes: {', '.join(known)}." if known else "")
     raise RecipeError(f"no recipe {name!r}: there is no such file, and none of that name in recipes/.{hint}")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes that come with looprl, by name in alphabetical order."""
+    files = {
+        path.relative_to(RECIPES_FOLDER).with_suffix("").as_posix(): path for path in RECIPES_FOLDER.rglob("*.yaml")
+    }
+    return dict(sorted(files.items()))
+
+
+def summary_line(path: Path) -> str:
+    """Return what a recipe says about itself: its first line where that is a comment, else nothing."""
+    with path.open(encoding="utf-8") as file:
+        first = file.readline()
+    return first.lstrip("#").strip() if first.startswith("#") else ""
 
 
 def display_name(path: Path) -> str:

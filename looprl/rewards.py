@@ -21,12 +21,12 @@ from types import ModuleType
 from typing import Any
 
 from looprl.errors import UserError
+from looprl.shipped import shipped_folder
 from looprl.suggest import did_you_mean
 
 Reward = Callable[..., list[float | None]]
 
 UNSCORABLE = "dropped/unscorable"
-INSTALLED = Path(__file__).resolve().parents[1]
 FROM_TRAINER = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
@@ -62,8 +62,7 @@ def load_rewards(specs: str | Sequence[str]) -> list[Reward]:
 def load_reward(spec: str) -> Reward:
     """Load the function that `FILE.py:FUNCTION` names, already `checked`.
 
-    A relative path is looked for in the working directory, then beside the installed `looprl` package (in a
-    checkout, its root).
+    A relative path is looked for in the working directory, then among the files that come with looprl.
 
     Raises:
         RewardError: a malformed name, no such file, a file that fails to import, no such function, something
@@ -213,11 +212,11 @@ def _split_spec(spec: str) -> tuple[str, str]:
 
 
 def _find(file: str) -> Path:
-    places = list(dict.fromkeys(folder / file for folder in (Path.cwd(), INSTALLED)))
+    places = list(dict.fromkeys(folder / file for folder in (Path.cwd(), shipped_folder())))
     for place in places:
         if place.is_file():
             return place
-    shipped = sorted(f"rewards/{path.name}" for path in (INSTALLED / "rewards").glob("*.py"))
+    shipped = sorted(f"rewards/{path.name}" for path in (shipped_folder() / "rewards").glob("*.py"))
     raise RewardError(
         f"there is no reward file {file}; looked for {' and '.join(map(str, places))}. "
         f"Shipped: {', '.join(shipped)}." + did_you_mean(file, shipped)
