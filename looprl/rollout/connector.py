@@ -94,7 +94,7 @@ class StateConnector(KVConnectorBase_V1, SupportsHMA):
         return metadata
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        raise RuntimeError("the state cache is a group of its own, so vLLM should have passed every group's blocks")
+        raise RuntimeError("vLLM should have passed every group's blocks, to request_finished_all_groups")
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         return 0, False

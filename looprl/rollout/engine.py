@@ -65,6 +65,7 @@ class RolloutEngine:
         *,
         num_loops: int | None = None,
         state_kind: StateKind = "penultimate",
+        kv_policy: KVPolicy = "terminal",
         max_model_len: int = 1024,
         max_num_seqs: int = 256,
         dtype: torch.dtype = torch.float32,
@@ -80,7 +81,7 @@ class RolloutEngine:
         self.config = config
         self.num_loops = config.num_loops if num_loops is None else num_loops
         self.state_kind: StateKind = state_kind
-        self.kv_policy: KVPolicy = "terminal"
+        self.kv_policy: KVPolicy = kv_policy
         self.max_model_len = max_model_len
         self.policy_version: int | None = None
         self.preempted = 0
@@ -102,6 +103,7 @@ class RolloutEngine:
                     architectures=[FAMILIES[config.model_type].__name__],
                     num_loops=self.num_loops,
                     exported_state=state_kind,
+                    kv_policy=kv_policy,
                 ),
                 dtype=str(dtype).removeprefix("torch."),
                 max_model_len=max_model_len,
@@ -124,12 +126,17 @@ class RolloutEngine:
         RolloutEngine._open = self
 
     def _cache_bytes(self, max_num_seqs: int, dtype: torch.dtype, block_size: int = 32) -> int:
-        """Room for every sequence at full length, so that none is ever preempted."""
-        per_layer = 2 * self.config.num_key_value_heads * self.config.head_dim
-        # vLLM gives each cache group blocks of its own, all of the largest group's size
-        per_token = 2 * self.config.num_hidden_layers * max(per_layer, self.config.hidden_size)
+        """Twice the room for every sequence at full length, so that none is ever preempted.
+
+        Finished sequences hold theirs until their states are copied.
+        """
+        keys_and_values = 2 * self.config.num_key_value_heads * self.config.head_dim
+        banks = self.config.num_hidden_layers
+        if self.kv_policy == "per_loop":
+            banks += (self.num_loops - 1) * self.config.num_core_layers
+        per_token = banks * keys_and_values + self.config.hidden_size
         blocks = max_num_seqs * -(-self.max_model_len // block_size) + 1
-        return max(blocks * block_size * per_token * dtype.itemsize, 64 << 20)
+        return max(2 * blocks * block_size * per_token * dtype.itemsize, 64 << 20)
 
     def sync_weights(self, named_tensors: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
         """Load the trainer's weights (transformers names) and forget every cached key, value and state.

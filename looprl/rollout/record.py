@@ -10,7 +10,7 @@ from torch import Tensor
 from looprl.errors import UserError
 
 StateKind = Literal["penultimate", "endpoint"]
-KVPolicy = Literal["terminal"]
+KVPolicy = Literal["terminal", "per_loop"]
 FinishReason = Literal["stop", "length"]
 
 

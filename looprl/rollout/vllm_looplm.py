@@ -1,7 +1,8 @@
 """LoopLM as a vLLM 0.32 model: the same computation as `looprl.models.modeling_looplm`, on the paged cache.
 
-Calling one Attention object in every loop makes each loop overwrite the token's keys and values, so earlier
-tokens are read at their last loop: terminal KV sharing. Parameter names are those of the transformers model,
+Calling one paged attention in every loop makes each loop overwrite the token's keys and values, so earlier tokens
+are read at their last loop: terminal KV sharing. With per-loop KV the core's layers have one for each loop. Parameter
+names are those of the transformers model,
 so that its weights load and re-load as they are.
 """
 
@@ -31,9 +32,9 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Attention(nn.Module):
-    """Grouped-query attention on the paged cache."""
+    """Grouped-query attention on the paged cache, with one K/V bank for all loops or one for each."""
 
-    def __init__(self, config: LoopLMConfig, vllm_config: VllmConfig, layer: int):
+    def __init__(self, config: LoopLMConfig, vllm_config: VllmConfig, layer: int, num_banks: int):
         super().__init__()
         ranks = get_tensor_model_parallel_world_size()
         self.q_size = config.num_attention_heads // ranks * config.head_dim
@@ -57,21 +58,25 @@ class Attention(nn.Module):
             max_position=config.max_position_embeddings,
             rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         )
-        self.paged = PagedAttention(
-            self.q_size // config.head_dim,
-            config.head_dim,
-            config.head_dim**-0.5,
-            num_kv_heads=self.kv_size // config.head_dim,
-            cache_config=vllm_config.cache_config,
-            quant_config=vllm_config.quant_config,
-            prefix=f"layers.{layer}.attention",  # vLLM wants one number in it, different for every layer
+        self.paged = nn.ModuleList(
+            PagedAttention(
+                self.q_size // config.head_dim,
+                config.head_dim,
+                config.head_dim**-0.5,
+                num_kv_heads=self.kv_size // config.head_dim,
+                cache_config=vllm_config.cache_config,
+                quant_config=vllm_config.quant_config,
+                # vLLM wants one number in it, different for every K/V bank
+                prefix=f"layers.{layer + bank * config.num_hidden_layers}.attention",
+            )
+            for bank in range(num_banks)
         )
 
-    def forward(self, positions: Tensor, x: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, x: Tensor, loop: int) -> Tensor:
         qkv, _ = self.qkv_proj(x)
         queries, keys, values = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
         queries, keys = self.rotary(positions, queries, keys)
-        output, _ = self.o_proj(self.paged(queries, keys, values))
+        output, _ = self.o_proj(self.paged[loop % len(self.paged)](queries, keys, values))
         return output
 
 
@@ -97,17 +102,17 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """The block of `looprl.models.layers`, on flattened tokens."""
 
-    def __init__(self, config: LoopLMConfig, vllm_config: VllmConfig, layer: int):
+    def __init__(self, config: LoopLMConfig, vllm_config: VllmConfig, layer: int, num_banks: int = 1):
         super().__init__()
         sandwich = config.norm_placement == "sandwich"
-        self.attention = Attention(config, vllm_config, layer)
+        self.attention = Attention(config, vllm_config, layer, num_banks)
         self.mlp = SwiGLU(config, vllm_config)
         self.attention_norm, self.mlp_norm = make_norm(config), make_norm(config)
         self.attention_out_norm = make_norm(config) if sandwich else nn.Identity()
         self.mlp_out_norm = make_norm(config) if sandwich else nn.Identity()
 
-    def forward(self, positions: Tensor, x: Tensor) -> Tensor:
-        x = self.attention_out_norm(x + self.attention(positions, self.attention_norm(x)))
+    def forward(self, positions: Tensor, x: Tensor, loop: int = 0) -> Tensor:
+        x = self.attention_out_norm(x + self.attention(positions, self.attention_norm(x), loop))
         return self.mlp_out_norm(x + self.mlp(self.mlp_norm(x)))
 
 
@@ -118,12 +123,13 @@ class LoopLMCore(nn.Module):
         super().__init__()
         self.injection = make_injection(config.injection, config.hidden_size, config.injection_init)
         first = config.num_prelude_layers
-        self.layers = nn.ModuleList(Block(config, vllm_config, first + i) for i in range(config.num_core_layers))
+        banks = config.num_loops if config.kv_policy == "per_loop" else 1
+        self.layers = nn.ModuleList(Block(config, vllm_config, first + i, banks) for i in range(config.num_core_layers))
 
-    def forward(self, positions: Tensor, state: Tensor, injected: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, state: Tensor, injected: Tensor, loop: int) -> Tensor:
         x = self.injection(state, injected)
         for layer in self.layers:
-            x = layer(positions, x)
+            x = layer(positions, x, loop)
         return x
 
 
@@ -149,8 +155,8 @@ class LoopLMModel(nn.Module):
         for layer in self.prelude_layers:
             injected = layer(positions, injected)
         penultimate = endpoint = torch.zeros_like(injected)
-        for _ in range(self.num_loops):
-            penultimate, endpoint = endpoint, self.core(positions, endpoint, injected)
+        for loop in range(self.num_loops):
+            penultimate, endpoint = endpoint, self.core(positions, endpoint, injected, loop)
         hidden = endpoint
         for layer in self.coda_layers:
             hidden = layer(positions, hidden)
@@ -172,7 +178,7 @@ class LoopLMForCausalLM(nn.Module):
             num_heads=1,
             head_size=config.hidden_size,
             cache_config=vllm_config.cache_config,
-            prefix=f"{STATE_CACHE}.{config.num_hidden_layers}",
+            prefix=f"{STATE_CACHE}.{config.num_hidden_layers * config.num_loops}",
         )
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:

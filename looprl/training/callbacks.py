@@ -46,6 +46,7 @@ class ProgressLine(TrainerCallback):
     """One live line with the reward, the mean completion length and the seconds of the last step.
 
     Where the stream is not a terminal, a plain line is printed after about every tenth of the steps instead.
+    With `log_completions` TRL prints a table after each log: the live line makes room for it until the next step.
     Without a reward, as in pretraining, the loss is shown.
     """
 
@@ -79,6 +80,8 @@ class ProgressLine(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._print_due_line()
+        if self._bar is not None:
+            self._bar.refresh()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
@@ -105,7 +108,10 @@ class ProgressLine(TrainerCallback):
             return
         self._metrics |= _highlights(logs or {})
         if self._bar is not None:
-            self._bar.set_postfix(self._shown())
+            tables_follow = getattr(args, "log_completions", False)
+            self._bar.set_postfix(self._shown(), refresh=not tables_follow)
+            if tables_follow:
+                self._bar.clear()
         self._print_due_line()
 
     def on_train_end(

@@ -116,6 +116,7 @@ class LoopedGRPOTrainer(GRPOSeam):
             self.model.config,
             num_loops=self.num_loops,
             state_kind=self.args.replay_from,
+            kv_policy=self.args.kv_policy,
             max_model_len=self.window,
             max_num_seqs=trl_settings["max_num_seqs"],
             dtype=self.model.dtype,

@@ -1,0 +1,126 @@
+"""looprl bench: what each estimator costs, and what a whole RL step costs beside stock TRL."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from looprl.errors import UserError
+from looprl.measure.bench_figure import write_figure
+from looprl.measure.bench_updates import ESTIMATORS, LOOPS, SHAPES, Row, bench_updates, jacobian_product_cost
+from looprl.recipe import parse_recipe
+from looprl.training.config import LoopedGRPOConfig
+from looprl.training.step_bench import StepBench, bench_step
+from looprl.training.train_recipe import TrainRecipe, load_task
+
+RECIPE = "recipes/quickstart.yaml"
+STEPS = 40
+
+
+@dataclass
+class BenchOptions:
+    """What is measured and where it goes."""
+
+    json: str | None = field(default=None, metadata={"help": "Write the rows of the first table to this file."})
+    figure: str | None = field(default=None, metadata={"help": "Write the figure (PNG or SVG) to this file."})
+    device: str = field(default="cpu", metadata={"help": "cpu (one thread, fp32) or cuda (bf16)."})
+    repeats: int = field(default=5, metadata={"help": "Interleaved repeats of each measurement."})
+    step: bool = field(default=True, metadata={"help": "Also compare whole RL steps with stock TRL."})
+    step_recipe: str = field(default=RECIPE, metadata={"help": "Recipe of the whole RL step."})
+    step_count: int = field(default=STEPS, metadata={"help": "RL steps on each side."})
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device is {self.device!r}; choose cpu or cuda")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is cuda, but torch sees no CUDA device")
+        if self.repeats < 1 or self.step_count < 1:
+            raise ValueError("repeats and step_count must be at least 1")
+
+
+def run(argv: list[str]) -> int:
+    """Measure, print tables, and write JSON and figure where asked."""
+    (options,) = parse_recipe((BenchOptions,), argv, "looprl bench")
+    torch.set_num_threads(1)
+    console = Console()
+    rows = _measure_updates(options, console)
+    console.print(updates_table(rows))
+    ratio = jacobian_product_cost(SHAPES[-1], options.repeats, options.device)
+    console.print(f"a J^T product costs {ratio:.2f} x a gradient-free loop ({SHAPES[-1]})")
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    if options.figure:
+        write_figure(rows, Path(options.figure))
+    if options.step:
+        console.print(step_table(_measure_step(options)))
+    return 0
+
+
+def _measure_updates(options: BenchOptions, console: Console) -> list[Row]:
+    rows: list[Row] = []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("scoring + backward", total=len(SHAPES) * len(LOOPS) * len(ESTIMATORS))
+        for row in bench_updates(SHAPES, LOOPS, options.repeats, options.device):
+            rows.append(row)
+            progress.advance(task)
+    return rows
+
+
+def _measure_step(options: BenchOptions) -> StepBench:
+    recipe, args = parse_recipe(
+        (TrainRecipe, LoopedGRPOConfig),
+        [options.step_recipe, "--max_steps", str(options.step_count)],
+        "looprl bench",
+        defaults={"output_dir": "runs/bench"},
+    )
+    task = load_task(recipe, args.seed)
+    if task.held_out is None:
+        raise UserError(f"{options.step_recipe} has no held-out prompts to compare the two sides on")
+    return bench_step(task, args)
+
+
+def updates_table(rows: list[Row]) -> Table:
+    """Scoring + backward by estimator."""
+    table = Table(box=box.ASCII2, title="scoring + backward", title_justify="left", title_style="")
+    for column in ("shape", "R", "estimator", "K"):
+        table.add_column(column)
+    for column in ("seconds", "range", "x full", "peak MiB"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        low, high = row["seconds_range"]
+        steps = str(row["neumann_steps"]) if row["estimator"] in ("reuse", "recompute") else "-"
+        table.add_row(
+            row["shape"],
+            str(row["num_loops"]),
+            row["estimator"],
+            steps,
+            f"{row['seconds']:.3f}",
+            f"{low:.3f}-{high:.3f}",
+            f"{row['speedup_vs_full']:.2f}",
+            f"{row['peak_bytes'] / 2**20:.0f}",
+        )
+    return table
+
+
+def step_table(step: StepBench) -> Table:
+    """The whole RL step beside stock TRL's, and where looprl's time goes."""
+    table = Table(box=box.ASCII2, title=f"whole RL step, {step.steps} steps each", title_justify="left", title_style="")
+    for column in ("", "seconds per step", "pass@1 before", "pass@1 after"):
+        table.add_column(column)
+    before = f"{step.pass_at_1_before:.3f}"
+    rows: list[tuple[str, Any, str, str]] = [
+        ("looprl (reuse)", step.looprl_seconds, before, f"{step.looprl_pass_at_1:.3f}"),
+        ("stock TRL (full BPTT, generate)", step.stock_seconds, before, f"{step.stock_pass_at_1:.3f}"),
+    ]
+    for name, seconds, start, end in rows:
+        table.add_row(name, f"{seconds:.2f}", start, end)
+    table.add_row("stock / looprl", f"{step.ratio:.2f} x", "", "")
+    for phase, seconds in step.phases.items():
+        table.add_row(f"  looprl {phase}", f"{seconds:.3f}", "", "")
+    return table

@@ -1,0 +1,273 @@
+"""report.html: one run in one file, made from the files of its folder alone, for the screen and for paper.
+
+What an interrupted run did not write is named in the report. Nothing in it is fetched from anywhere: the figures
+are part of the file, the fonts are the reader's own, and a content policy forbids the rest.
+"""
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from looprl.measure import plots
+from looprl.measure.plots import Rate, series, wilson_interval
+from looprl.measure.run_files import RunFiles, read_run
+from looprl.measure.summary import phase_seconds
+
+REPORT_FILE = "report.html"
+COMPLETIONS_SHOWN = 12
+_MOST_CHARACTERS = 2000
+_HIGHLIGHTS = (
+    *("model", "dataset", "reward", "estimator", "replay_from", "neumann_steps", "num_loops"),
+    *("learning_rate", "num_generations", "per_device_train_batch_size", "seed"),
+)
+_STYLE = """
+:root { color-scheme: light; }
+body { background: #fff; color: #000; font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem;
+  padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: 0; }
+h2 { border-bottom: 1px solid #000; font-size: 1.2rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; }
+th, td { border-bottom: 1px solid #bbb; padding: .25rem .9rem .25rem 0; text-align: left; vertical-align: top; }
+thead th, thead td { border-bottom: 1px solid #000; }
+caption { padding-bottom: .3rem; text-align: left; }
+.number { font-variant-numeric: tabular-nums; text-align: right; }
+.headline td, .headline th { font-size: 1.2rem; }
+.note { border-left: 4px solid #000; margin: 1rem 0; padding: .2rem 0 .2rem .8rem; }
+figure { margin: 1rem 0 0; }
+figure img { display: block; height: auto; max-width: 100%; width: 100%; }
+figcaption { color: #333; font-size: .9rem; }
+pre, .text { font: .82rem/1.45 ui-monospace, monospace; margin: 0; overflow-wrap: anywhere; white-space: pre-wrap; }
+.samples { table-layout: fixed; width: 100%; }
+.verdict { display: block; font-size: .82rem; margin-top: .3rem; }
+.config { column-gap: 2rem; columns: 2; }
+@media (max-width: 40rem) { .config { columns: 1; } }
+@media print {
+  @page { margin: 15mm; }
+  body { font-size: 10pt; margin: 0; max-width: none; padding: 0; }
+  figure, tr, .headline { break-inside: avoid; }
+  section:has(.samples) { break-before: page; }
+  .config { columns: 3; font-size: 6.5pt; }
+  h2 { break-after: avoid; }
+  thead { display: table-header-group; }
+}
+"""
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write `report.html` into the run folder and return its path.
+
+    Every file of the folder may be missing or cut short; the report says which. The same files give the same report.
+    """
+    target = Path(run_folder) / REPORT_FILE
+    target.write_text(_page(read_run(Path(run_folder))), encoding="utf-8")
+    return target
+
+
+def _page(run: RunFiles) -> str:
+    title = f"looprl run {_shown(run.name)}"
+    steps = [row["step"] for row in run.metrics if isinstance(row.get("step"), int)]
+    before = _rate(run.summary.get("pass_at_1_before"), run.before, run.summary.get("n"), 0)
+    after = _rate(run.summary.get("pass_at_1_after"), run.after, run.summary.get("n"), max(steps, default=0))
+    sections = [
+        f"<h1>{title}</h1>",
+        _duration(run, steps),
+        _notes(run.notes),
+        _section("Result", _headline(before, after) + _facts(run.config)),
+        _section("Reward", _reward(run)),
+        _section("pass@1 on held-out prompts", _pass_rate(run, before, after)),
+        _section("Where the time went", _times(run)),
+        _section("Sampler and replay", _gap(run)),
+        _section("Completion length", _lengths(run)),
+        _section("Completions before and after", _completions(run)),
+        _section("Configuration", _configuration(run.config)),
+        _section("Versions", _versions(run.config)),
+    ]
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>{title}</title>\n<link rel="icon" href="data:,">\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n'
+        + "\n".join(section for section in sections if section)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _duration(run: RunFiles, steps: Sequence[int]) -> str:
+    seconds = run.summary.get("seconds")
+    if run.summary and isinstance(seconds, int | float):
+        return f"<p>{run.summary.get('steps')} optimizer steps in {seconds:.0f} s.</p>"
+    return f"<p>This run did not reach its end; its last logged step is {max(steps, default=0)}.</p>"
+
+
+def _notes(notes: Sequence[str]) -> str:
+    return "".join(f'<p class="note">{_shown(note)}</p>' for note in notes)
+
+
+def _rate(rate: Any, rows: Sequence[Mapping[str, Any]], n: Any, step: int) -> tuple[Rate, int] | None:
+    """pass@1 with its n: n from the judged rows where there are any, as the summary's n is that of the last one."""
+    judged = [row["reward"] for row in rows if row.get("reward") is not None]
+    count = len(judged) or (n if isinstance(n, int) else 0)
+    if rate is None and judged:
+        rate = sum(value == 1 for value in judged) / len(judged)
+    if not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        return None
+    return Rate(step, rate, wilson_interval(rate, count) if count else None), count
+
+
+def _headline(before: tuple[Rate, int] | None, after: tuple[Rate, int] | None) -> str:
+    rows = ""
+    for name, measured in (("before training", before), ("after training", after)):
+        if measured is None:
+            cells = '<td colspan="3">not measured</td>'
+        else:
+            rate, n = measured
+            interval = "-" if rate.interval is None else f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}"
+            cells = "".join(f'<td class="number">{cell}</td>' for cell in (f"{rate.value:.3f}", interval, n or "-"))
+        rows += f'<tr><th scope="row">{name}</th>{cells}</tr>'
+    head = "".join(f'<th class="number" scope="col">{name}</th>' for name in ("pass@1", "95 % interval", "n"))
+    return (
+        f'<table class="headline"><thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        "<p>pass@1 is the share of n held-out prompts whose one sampled completion has reward 1; the interval is "
+        "Wilson's.</p>"
+    )
+
+
+def _facts(config: Mapping[str, Any]) -> str:
+    facts = [f"{key}: {_shown(_inline(config[key]))}" for key in _HIGHLIGHTS if config.get(key) is not None]
+    return f"<p>{'; '.join(facts)}.</p>" if facts else ""
+
+
+def _reward(run: RunFiles) -> str:
+    steps, values = series(run.metrics, "reward")
+    alt = (
+        f"Mean reward from {values[0]:.3f} at step {steps[0]} to {values[-1]:.3f} at step {steps[-1]}" if steps else ""
+    )
+    return _figure(plots.reward_curve(run.metrics), alt, "Mean reward of the completions sampled in each step.")
+
+
+def _pass_rate(run: RunFiles, before: tuple[Rate, int] | None, after: tuple[Rate, int] | None) -> str:
+    n = next((measured[1] for measured in (after, before) if measured), 0)
+    rates = {0: before[0]} if before else {}
+    for step, value in zip(*series(run.metrics, "eval_pass_at_1"), strict=True):
+        rates[step] = Rate(step, value, wilson_interval(value, n) if n and 0 <= value <= 1 else None)
+    if after:
+        rates[after[0].step] = after[0]
+    points = [rates[step] for step in sorted(rates)]
+    alt = "pass@1 " + ", ".join(f"{rate.value:.3f} at step {rate.step}" for rate in points)
+    note = "The same held-out prompts each time, one sampled completion for each."
+    if len(points) <= 2:
+        note += " With eval_every: N in the recipe it is measured every N steps too."
+    return _figure(plots.pass_rate_curve(points), alt, note)
+
+
+def _times(run: RunFiles) -> str:
+    totals = phase_seconds(
+        {key: value for key, value in row.items() if isinstance(value, int | float)} for row in run.metrics
+    )
+    everything = sum(totals.values())
+    alt = "Seconds by phase: " + ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in totals.items())
+    note = f"Seconds of each step by phase, and in all ({everything:.1f} s in the logged steps)."
+    return _figure(plots.phase_times(run.metrics, totals), alt, note)
+
+
+def _gap(run: RunFiles) -> str:
+    _, gaps = series(run.metrics, "replay/logprob_gap_max")
+    _, residuals = series(run.metrics, "replay/residual")
+    alt = "Log-prob gap and residual by step"
+    alt += f"; the largest gap is {max(gaps):.2g} nats" if gaps else ""
+    alt += f"; the last residual is {residuals[-1]:.2g}" if residuals else ""
+    note = (
+        "Left out where it is exactly 0. The gap is between the trainer's replay and the rollout engine, over the "
+        "sampled tokens; the residual is how far the replayed loop moves the state z, relative to its size."
+    )
+    return _figure(plots.replay_gap(run.metrics), alt, note)
+
+
+def _lengths(run: RunFiles) -> str:
+    limit = run.config.get("max_completion_length")
+    steps, values = series(run.metrics, "completions/mean_length")
+    alt = f"Mean length from {values[0]:.1f} to {values[-1]:.1f} tokens" if steps else ""
+    drawing = plots.completion_lengths(run.metrics, limit if isinstance(limit, int) else None)
+    return _figure(drawing, alt, "Tokens of the completions sampled in each step.")
+
+
+def _completions(run: RunFiles) -> str:
+    if not run.before:
+        return "<p>No held-out completions were kept.</p>"
+    rows = ""
+    for number, old in enumerate(run.before[:COMPLETIONS_SHOWN]):
+        new = run.after[number] if number < len(run.after) else None
+        answer = old.get("answer")
+        asked = _text(old.get("prompt"))
+        asked += f'<span class="verdict">answer:</span>{_text(answer)}' if answer is not None else ""
+        rows += f"<tr><td>{asked}</td><td>{_sample(old)}</td><td>{_sample(new) if new else 'not measured'}</td></tr>"
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("prompt", "before", "after"))
+    shown = min(len(run.before), COMPLETIONS_SHOWN)
+    return (
+        f'<table class="samples"><caption>The first {shown} of {len(run.before)} held-out prompts.</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _sample(row: Mapping[str, Any]) -> str:
+    reward = row.get("reward")
+    verdict = "not judged" if reward is None else f"reward {_shown(_inline(reward))}"
+    return f'{_text(row.get("completion"))}<span class="verdict">{verdict}</span>'
+
+
+def _configuration(config: Mapping[str, Any]) -> str:
+    settings = {key: value for key, value in config.items() if key != "versions"}
+    if not settings:
+        return "<p>Not known.</p>"
+    return f'<pre class="config">{_shown(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), None)}</pre>'
+
+
+def _versions(config: Mapping[str, Any]) -> str:
+    versions = config.get("versions")
+    if not isinstance(versions, dict) or not versions:
+        return "<p>Not known.</p>"
+    rows = (
+        f'<tr><th scope="row">{_shown(str(name))}</th><td>{_shown(str(version))}</td></tr>'
+        for name, version in versions.items()
+    )
+    return f"<table><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _section(heading: str, content: str) -> str:
+    return f"<section>\n<h2>{heading}</h2>\n{content}\n</section>"
+
+
+def _figure(svg: str | None, alt: str, caption: str) -> str:
+    if svg is None:
+        return "<p>Nothing was logged.</p>"
+    data = base64.b64encode(svg.encode()).decode()
+    return (
+        f'<figure><img alt="{_shown(alt)}" src="data:image/svg+xml;base64,{data}">'
+        f"<figcaption>{_shown(caption)}</figcaption></figure>"
+    )
+
+
+def _text(value: Any) -> str:
+    """A prompt or completion, whether plain text or a list of messages."""
+    if isinstance(value, list) and all(isinstance(message, dict) for message in value):
+        value = "\n".join(f"{message.get('role')}: {message.get('content')}" for message in value)
+    return f'<div class="text">{_shown(_inline(value).strip()) or "(empty)"}</div>'
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _shown(text: str, most: int | None = _MOST_CHARACTERS) -> str:
+    """The text as it is, safe in HTML; control characters are spelled out, and what is too long is cut."""
+    if most is not None and len(text) > most:
+        text = f"{text[:most]} ..."
+    return html.escape("".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text))
