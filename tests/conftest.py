@@ -9,6 +9,8 @@ DEFAULTS = {
     # vLLM inside the test process, not in a worker, and not bound to particular cores.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Models this small gain nothing from threads, which stand in each other's way when the cores are busy.
+    "OMP_NUM_THREADS": "1",
     # The tiny models run eagerly: compiling takes longer than any test.
     "TORCH_COMPILE_DISABLE": "1",
     "TOKENIZERS_PARALLELISM": "false",

@@ -3,7 +3,7 @@
 The model writes each token's state into a cache-only layer (`STATE_CACHE`), which vLLM pages, shares and evicts
 together with the keys and values; so prefix-cached tokens come with their states. When a request finishes, the
 scheduler side of this connector names its blocks, and the worker side copies them to host memory before they
-are freed. `TakeStates` is the worker extension that hands them over.
+are freed. `WorkerCalls` (worker_calls.py) hands them over.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig, get_layers_from_vllm_config
-from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -108,12 +107,3 @@ class StateConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **kwargs: Any) -> None: ...
 
     def wait_for_save(self) -> None: ...
-
-
-class TakeStates:
-    """Worker extension: `collective_rpc("take_states", args=(request_ids,))`."""
-
-    def take_states(self, request_ids: list[str]) -> dict[str, Tensor | None]:
-        connector = get_kv_transfer_group()
-        assert isinstance(connector, StateConnector)
-        return connector.take(request_ids)

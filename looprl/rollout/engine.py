@@ -1,11 +1,12 @@
 """The rollout engine: prompts in, validated rollout records out, weights synced from the trainer.
 
-Wraps an in-process vLLM 0.32 engine. It starts without weights: until the first `sync_weights` there is no
-policy to sample from, and every record names the policy version that sampled it.
+Wraps a vLLM 0.32 engine, in this process or in one of its own. It starts without weights: until the first
+`sync_weights` there is no policy to sample from, and every record names the policy version that sampled it.
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,9 +19,11 @@ from looprl.errors import UserError
 from looprl.models.registry import FAMILIES
 from looprl.rollout.random_state import preserved_random_state
 from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
+from looprl.rollout.safetensors_bytes import pack, unpack
 from looprl.rollout.vllm_process import contained_start, kept_process_group
 
 MAX_TRIES = 3
+DEADLINE = 60.0  # seconds that an engine in its own process may take to copy states
 MIN_TEMPERATURE = 0.01  # vLLM raises a lower one to this
 
 
@@ -69,12 +72,15 @@ class RolloutEngine:
         max_model_len: int = 1024,
         max_num_seqs: int = 256,
         dtype: torch.dtype = torch.float32,
+        own_process: bool = False,
         **vllm_options: Any,
     ):
         """Start vLLM on the architecture of `config`, with `num_loops` loops (default: the configuration's).
 
-        max_model_len: prompt and completion tokens together. max_num_seqs: sequences at a time. vllm_options go
-        to `vllm.LLM` and win over what is chosen here. RolloutError when the window exceeds the model's.
+        max_model_len: prompt and completion tokens together. max_num_seqs: sequences at a time. own_process: run the
+        engine in a process of its own, which schedules while prompts still arrive, so that a draw of several prompts
+        does not repeat. vllm_options go to `vllm.LLM` and win over what is chosen here. RolloutError when the window
+        exceeds the model's.
         """
         from vllm import LLM
 
@@ -83,6 +89,7 @@ class RolloutEngine:
         self.state_kind: StateKind = state_kind
         self.kv_policy: KVPolicy = kv_policy
         self.max_model_len = max_model_len
+        self.own_process = own_process
         self.policy_version: int | None = None
         self.preempted = 0
         if max_model_len > config.max_position_embeddings:
@@ -116,12 +123,12 @@ class RolloutEngine:
                     kv_connector_module_path="looprl.rollout.connector",
                     kv_role="kv_producer",
                 ),
-                worker_extension_cls="looprl.rollout.connector.TakeStates",
+                worker_extension_cls="looprl.rollout.worker_calls.WorkerCalls",
             )
             if not torch.cuda.is_available():
                 options |= dict(enforce_eager=True, block_size=32)
                 options["kv_cache_memory_bytes"] = self._cache_bytes(max_num_seqs, dtype)
-            with preserved_random_state(), self._compile_stance(), contained_start():
+            with preserved_random_state(), self._compile_stance(), contained_start(own_process):
                 self.llm = LLM(**(options | vllm_options))
         RolloutEngine._open = self
 
@@ -143,10 +150,10 @@ class RolloutEngine:
 
         ValueError when a tensor of the model is missing or unknown to it.
         """
-        weights = [(name, tensor.detach()) for name, tensor in named_tensors]
+        weights = {name: tensor.detach() for name, tensor in named_tensors}
         with self._all_or_nothing():
             self._drain()
-            self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(weights)))
+            self.llm.collective_rpc("load_named_tensors", args=(pack(weights) if self.own_process else weights,))
         self.reset_prefix_cache()
         self.policy_version = policy_version
 
@@ -154,22 +161,22 @@ class RolloutEngine:
         """Forget every cached key, value and state, so that the next rollout depends on its prompts and seed only."""
         with self._all_or_nothing():
             self._drain()
-        if not self.llm.reset_prefix_cache():
+        if not self._before_deadline(self.llm.reset_prefix_cache):
             raise RolloutError("vLLM did not reset its prefix cache, so the next rollout would read stale keys")
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[RolloutRecord]:
         """Sample one completion for each prompt of token ids, in order.
 
-        The draw depends on `seed` alone. A preempted request recomputed its tokens, so its states would not
-        match its log-probs: it is counted in `preempted` and sampled again. RolloutError on a prompt that does
-        not fit the window or the vocabulary, before the first sync, or when a request fails `MAX_TRIES` times.
+        In this process the draw depends on `seed` alone. A preempted request recomputed its tokens, so its states
+        would not match its log-probs: it is counted in `preempted` and sampled again. RolloutError on a prompt that
+        does not fit the window or the vocabulary, before the first sync, or when a request fails `MAX_TRIES` times.
         """
         if self.policy_version is None:
             raise RolloutError("the engine has no weights yet: call sync_weights first")
         self._check_prompts(prompts, self.max_model_len - sampling.max_tokens, sampling.max_tokens)
         records: dict[int, RolloutRecord] = {}
         with preserved_random_state(), self._compile_stance(), self._all_or_nothing():
-            torch.manual_seed(seed)
+            self.llm.collective_rpc("seed_sampler", args=(seed,))
             for _ in range(MAX_TRIES):
                 waiting = [index for index in range(len(prompts)) if index not in records]
                 if not waiting:
@@ -213,7 +220,7 @@ class RolloutEngine:
         outputs = self.llm.generate(requests, params, use_tqdm=False)
         self._drain()
         keys = [(output.kv_transfer_params or {}).get("states_of", "") for output in outputs]
-        states = self.llm.collective_rpc("take_states", args=(keys,))[0]
+        states = self._take_states([key for key in keys if key])
         records = {}
         for index, key, output in zip(indices, keys, outputs, strict=True):
             if output.kv_transfer_params is None or output.kv_transfer_params["preemptions"]:
@@ -238,13 +245,40 @@ class RolloutEngine:
             finish_reason=completion.finish_reason,
         )
 
+    def _take_states(self, request_ids: list[str]) -> dict[str, Tensor]:
+        states: dict[str, Tensor] = {}
+
+        def complete() -> bool:
+            waiting = [request_id for request_id in request_ids if request_id not in states]
+            taken = self.llm.collective_rpc("take_states", args=(waiting, self.own_process))[0]
+            states.update(unpack(taken) if self.own_process else taken)
+            return len(states) == len(request_ids)
+
+        if not self._before_deadline(complete):
+            raise RolloutError(f"vLLM kept the states of {len(request_ids) - len(states)} finished requests")
+        return states
+
+    def _before_deadline(self, attempt: Callable[[], bool]) -> bool:
+        """Whether the attempt succeeds: at once, or, as an engine of its own steps by itself, within `DEADLINE`."""
+        deadline = time.monotonic() + (DEADLINE if self.own_process else 0)
+        while not attempt():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.002)
+        return True
+
     @staticmethod
     def _compile_stance() -> AbstractContextManager[Any]:
         """On a CPU, run eagerly: compiling vLLM's sampler takes 15 s and gains nothing at the sizes that fit one."""
         return nullcontext() if torch.cuda.is_available() else torch.compiler.set_stance("force_eager")
 
     def _drain(self) -> None:
-        """Step until the scheduler is empty: finished requests still hold blocks until their states are copied."""
+        """Step until the scheduler is empty: finished requests still hold blocks until their states are copied.
+
+        An engine in its own process does so by itself.
+        """
+        if self.own_process:
+            return
         engine = self.llm.llm_engine
         while engine.engine_core.engine_core.scheduler.has_requests():
             engine.step()

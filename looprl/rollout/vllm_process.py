@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -18,17 +19,23 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+OWN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+if not torch.cuda.is_available():
+    OWN_PROCESS["TORCH_COMPILE_DISABLE"] = "1"  # as the engine's stance within this process
 # What vLLM logs while it is imported comes before it reads that level.
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
 
 
 @contextmanager
-def contained_start() -> Iterator[None]:
-    """While vLLM starts: hide its deprecation warnings; afterwards undo what it changed for everybody else."""
+def contained_start(own_process: bool) -> Iterator[None]:
+    """While vLLM starts: hide its deprecation warnings; afterwards undo what it changed for everybody else.
+
+    own_process: the engine is to run in a process of its own, which inherits the environment set here.
+    """
     set_num_threads = torch.set_num_threads  # on a CPU, vLLM puts a function that does nothing in its place
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun's, which vLLM overwrites with its own
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), patch.dict(os.environ, OWN_PROCESS if own_process else {}):
             warnings.simplefilter("ignore", FutureWarning)
             yield
     finally:

@@ -31,6 +31,10 @@ class LoopedGRPOConfig(GRPOConfig):
     neumann_steps: int = field(default=4, metadata={"help": "Neumann steps K: J^T products after the replayed loop."})
     loops_recorded: int | None = field(default=None, metadata={"help": "Loops b that estimator 'truncated' records."})
     kv_policy: KVPolicy = field(default="terminal", metadata={"help": "K/V sharing between loops in rollouts."})
+    own_process_engine: bool = field(
+        default=False,
+        metadata={"help": "Run the rollout engine in its own process; rollouts then do not repeat exactly."},
+    )
     max_staleness: int = field(
         default=0, metadata={"help": "Optimizer steps that a rollout may be behind the weights it updates."}
     )

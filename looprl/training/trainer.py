@@ -120,6 +120,7 @@ class LoopedGRPOTrainer(GRPOSeam):
             max_model_len=self.window,
             max_num_seqs=trl_settings["max_num_seqs"],
             dtype=self.model.dtype,
+            own_process=self.args.own_process_engine,
             seed=self.args.seed,
             gpu_memory_utilization=self.args.vllm_gpu_memory_utilization,
         )
