@@ -9,12 +9,15 @@ PIP := $(PY) -m pip --disable-pip-version-check
 SEED ?= 0
 
 .DEFAULT_GOAL := .venv
-.PHONY: .venv quickstart test test-all lint clean
+.PHONY: .venv quickstart bench test test-all lint clean
 .venv: .venv/.installed
 
 quickstart: .venv/.installed  ## RL on the tiny shipped model; SEED=n for another seed
 	.venv/bin/looprl train recipes/quickstart.yaml --seed $(SEED) \
 		--output_dir runs/quickstart-seed$(SEED) --overwrite
+
+bench: .venv/.installed  ## every estimator side by side, and an RL step beside stock TRL
+	.venv/bin/looprl bench --json runs/bench.json --figure runs/bench.png
 
 test: lint  ## what CI runs
 	$(PY) -m pytest -m "not slow and not gpu"

@@ -53,6 +53,8 @@ def run(argv: list[str]) -> int:
     console.print(updates_table(rows))
     ratio = jacobian_product_cost(SHAPES[-1], options.repeats, options.device)
     console.print(f"a J^T product costs {ratio:.2f} x a gradient-free loop ({SHAPES[-1]})")
+    for path in filter(None, (options.json, options.figure)):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
     if options.figure:

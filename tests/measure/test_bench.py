@@ -1,0 +1,109 @@
+"""The bench: every estimator on the same work, rows as the design names them, a figure, stock TRL as it comes."""
+
+import json
+
+import pytest
+import torch
+from transformers import SchedulerType
+
+from looprl.cli import main
+from looprl.gradients import Estimator
+from looprl.measure import bench_updates as updates
+from looprl.measure.bench_figure import write_figure
+from looprl.training.config import LoopedGRPOConfig
+from looprl.training.step_bench import _stock_settings
+
+TINY = updates.Shape(2, 16, 64)
+KEYS = {"shape", "estimator", "replay_from", "num_loops", "neumann_steps", "seconds", "peak_bytes", "speedup_vs_full"}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return list(updates.bench_updates([TINY], [2, 5], repeats=1))
+
+
+def test_every_estimator_has_a_row_for_every_number_of_loops(rows):
+    assert all(row.keys() >= KEYS and row["shape"] == "2x16xd64" for row in rows)
+    for num_loops in (2, 5):
+        names = [(row["estimator"], row["neumann_steps"]) for row in rows if row["num_loops"] == num_loops]
+        assert names == [
+            *[("full", 0), ("full_checkpointed", 0), ("truncated", 0), ("recompute", 4)],
+            *[("reuse", 0), ("reuse", 2), ("reuse", 4)],
+        ]
+    for row in rows:
+        full = next(other for other in rows if other["num_loops"] == row["num_loops"])
+        assert row["speedup_vs_full"] == pytest.approx(full["seconds"] / row["seconds"])
+
+
+def test_memory_grows_with_the_loops_for_full_and_does_not_for_reuse(rows):
+    peak = {(row["estimator"], row["neumann_steps"], row["num_loops"]): row["peak_bytes"] for row in rows}
+    assert peak["full", 0, 5] > 1.5 * peak["full", 0, 2]
+    assert peak["reuse", 4, 5] == pytest.approx(peak["reuse", 4, 2], rel=0.05)
+
+
+def test_the_timed_updates_compute_the_gradients_of_their_estimators():
+    model = TINY.model("cpu")
+
+    def gradient(estimator):
+        updates._update(model, TINY, 3, estimator)()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    full = gradient(Estimator.preset("full"))
+    torch.testing.assert_close(gradient(Estimator.preset("full_checkpointed")), full)
+    reuse, recompute = (gradient(Estimator.preset(name, neumann_steps=2)) for name in ("reuse", "recompute"))
+    torch.testing.assert_close(reuse, recompute, rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(reuse, full)
+
+
+def test_a_jacobian_product_costs_about_as_much_as_a_loop():
+    assert 0.2 < updates.jacobian_product_cost(TINY, repeats=3, device="cpu") < 20
+
+
+def test_the_command_prints_a_table_and_writes_json_and_figure(tmp_path, monkeypatch, capsys):
+    for module in (updates, __import__("looprl.commands.bench", fromlist=["bench"])):
+        monkeypatch.setattr(module, "SHAPES", (TINY,))
+        monkeypatch.setattr(module, "LOOPS", (2,))
+    out, figure = tmp_path / "bench.json", tmp_path / "bench.png"
+    threads = torch.get_num_threads()
+    flags = ["--step", "false", "--repeats", "1", "--json", str(out), "--figure", str(figure)]
+    assert main(["bench", *flags]) == 0
+    torch.set_num_threads(threads)
+    rows = json.loads(out.read_text())
+    assert [row["estimator"] for row in rows][:2] == ["full", "full_checkpointed"]
+    printed = capsys.readouterr().out
+    assert "x full" in printed and "J^T product" in printed
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_has_a_panel_for_each_shape_and_number_of_loops(rows, tmp_path):
+    write_figure(rows, tmp_path / "bench.svg")
+    text = (tmp_path / "bench.svg").read_text()
+    assert all(f"2x16xd64, R = {num_loops}" in text for num_loops in (2, 5))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(["--device", "tpu"], "choose cpu or cuda"), (["--repeats", "0"], "at least 1")],
+)
+def test_bad_options_are_user_errors(flags, message, capsys):
+    assert main(["bench", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_stock_trl_gets_the_recipe_s_settings_and_its_own_sampling(tmp_path):
+    args = LoopedGRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=16,
+        learning_rate=3e-4,
+        max_completion_length=16,
+        warmup_steps=5,
+        max_steps=40,
+        seed=7,
+    )
+    settings = _stock_settings(args)
+    shared = ("per_device_train_batch_size", "learning_rate", "max_completion_length", "warmup_steps", "seed")
+    assert all(settings[name] == getattr(args, name) for name in shared)
+    assert (settings["loss_type"], settings["scale_rewards"]) == ("dr_grpo", "none")
+    assert settings["use_vllm"] is False and settings["gradient_checkpointing"] is False
+    assert settings["lr_scheduler_type"] == SchedulerType.CONSTANT_WITH_WARMUP
+    assert "neumann_steps" not in settings
