@@ -7,8 +7,10 @@ from datasets import Dataset
 from looprl.data.errors import DatasetError
 
 
-def check_prompt_lengths(lengths: Sequence[int], max_prompt_tokens: int) -> None:
+def check_prompt_lengths(lengths: Sequence[int], max_prompt_tokens: int, dataset: str) -> None:
     """Check that every prompt has at most `max_prompt_tokens` tokens, counting those the tokenizer adds.
+
+    `dataset`: what the message calls the dataset, such as `training`.
 
     Raises:
         DatasetError: names the first row that is too long, its length, the window and the remedies.
@@ -17,7 +19,7 @@ def check_prompt_lengths(lengths: Sequence[int], max_prompt_tokens: int) -> None
     if too_long:
         row = too_long[0]
         raise DatasetError(
-            f"the prompt of row {row} (counting from 0) has {lengths[row]} tokens, but the window for "
+            f"the {dataset} prompt of row {row} (counting from 0) has {lengths[row]} tokens, but the window for "
             f"prompts is {max_prompt_tokens} tokens; {len(too_long)} of {len(lengths)} prompts are too "
             f"long and the longest has {max(lengths)}. Enlarge the window, shorten the completions, or "
             "take the long rows out of the dataset."

@@ -72,7 +72,9 @@ class LoopedGRPOTrainer(GRPOSeam):
         self.estimator = args.make_estimator()
         self.on_completions = on_completions
         self._rollout_version = 0
-        self.window = self._window(model, args, processing_class, [train_dataset, eval_dataset])
+        self.window = self._window(
+            model, args, processing_class, {"training": train_dataset, "evaluation": eval_dataset}
+        )
         super().__init__(
             model=model,
             reward_funcs=[checked(reward) for reward in rewards],
@@ -90,15 +92,18 @@ class LoopedGRPOTrainer(GRPOSeam):
         model: LoopedForCausalLM,
         args: LoopedGRPOConfig,
         tokenizer: PreTrainedTokenizerBase,
-        datasets: list[Dataset | None],
+        datasets: dict[str, Dataset | None],
     ) -> int:
         """Tokens that prompt and completion may have: as set, or as the longest prompt needs."""
-        lengths = [
-            len(ids) for rows in datasets if rows is not None for ids in prompt_token_ids(rows["prompt"][:], tokenizer)
-        ]
-        needed = max(lengths) + args.max_completion_length
+        lengths = {
+            name: [len(ids) for ids in prompt_token_ids(rows["prompt"][:], tokenizer)]
+            for name, rows in datasets.items()
+            if rows is not None
+        }
+        needed = max(map(max, lengths.values())) + args.max_completion_length
         window = args.vllm_max_model_length or min(needed, model.config.max_position_embeddings)
-        check_prompt_lengths(lengths, window - args.max_completion_length)
+        for name, of_dataset in lengths.items():
+            check_prompt_lengths(of_dataset, window - args.max_completion_length, name)
         return window
 
     @property

@@ -17,11 +17,11 @@ def prompts(*texts):
 def test_a_prompt_may_fill_the_window_but_not_exceed_it():
     texts = ["1", "12 + 3 = ", "1 + 2 + 3 = ", "1 + 2 + 3 + 4 = "]  # 2, 5, 7, 9 tokens with <bos>
     lengths = [len(ids) for ids in prompt_token_ids(texts, build_tokenizer())]
-    check_prompt_lengths(lengths, 9)
+    check_prompt_lengths(lengths, 9, "training")
     with pytest.raises(DatasetError) as error:
-        check_prompt_lengths(lengths, 6)
+        check_prompt_lengths(lengths, 6, "training")
     for part in (
-        "row 2",
+        "the training prompt of row 2",
         "has 7 tokens",
         "is 6 tokens",
         "2 of 4 prompts",
