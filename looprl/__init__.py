@@ -1,7 +1,13 @@
 """RL post-training for looped (depth-recurrent) language models."""
 
 import importlib
+import os
+import sys
 from typing import Any
+
+# As torchrun's default: the threads of trainer and engine would spin against each other for the same cores.
+if "torch" not in sys.modules:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _EXPORTS = {
     "LoopedGRPOConfig": "looprl.training.config",

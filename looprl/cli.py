@@ -4,7 +4,6 @@ Each command is a module with `run(argv) -> int`, imported only when asked for, 
 """
 
 import importlib
-import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
@@ -38,8 +37,6 @@ def main(argv: list[str] | None = None) -> int:
     A UserError is printed as one message (code 2), Ctrl-C says where the run folder is (code 130), and any
     other exception passes through with its traceback.
     """
-    # As torchrun's default: the threads of trainer and engine would spin against each other for the same cores.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())

@@ -2,8 +2,8 @@
 
 A reward has TRL's signature: `def reward(prompts, completions, <dataset columns>, **kwargs)`, all passed by
 keyword, and returns one number per completion. None stands for "cannot be judged": such a completion is left
-out of training and counted in the metric `dropped/unscorable`. Anything else that is not a finite number is
-an error.
+out of training, and counted in the metric `dropped/unscorable`, unless another reward judges it. Anything else that
+is not a finite number is an error.
 """
 
 import functools
@@ -26,8 +26,8 @@ from looprl.suggest import did_you_mean
 
 Reward = Callable[..., list[float | None]]
 
-UNSCORABLE = "dropped/unscorable"
-FROM_TRAINER = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+# The trainer calls a reward with these keywords of its own, beside the dataset's columns.
+KEYWORDS_OF_TRAINER = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
 class RewardError(UserError):
@@ -99,7 +99,7 @@ def required_columns(reward: Reward) -> list[str]:
         for name, parameter in inspect.signature(reward).parameters.items()
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and name not in FROM_TRAINER
+        and name not in KEYWORDS_OF_TRAINER
     ]
 
 
@@ -121,10 +121,9 @@ def check_columns(rewards: Iterable[Reward], columns: Sequence[str]) -> None:
 def checked(reward: Reward) -> Reward:
     """Wrap a reward so that only a list of finite numbers and Nones, one per completion, comes out of it.
 
-    Nones are counted through TRL's `log_metric` as `dropped/unscorable`, on every call. The wrapper keeps
-    the function's name; wrapping twice changes nothing. The wrapper raises RewardError, naming function and
-    file, when the function raises, and when it returns the wrong type, the wrong number of values, or a value
-    that is NaN, infinite or not a number.
+    The wrapper keeps the function's name; wrapping twice changes nothing. It raises RewardError, naming function and
+    file, when the function raises, and when it returns the wrong type, the wrong number of values, or a value that is
+    NaN, infinite or not a number.
     """
     if getattr(reward, "is_checked", False):
         return reward
@@ -142,10 +141,7 @@ def checked(reward: Reward) -> Reward:
             )
         if len(returned) != len(completions):
             raise RewardError(f"{origin} returned {len(returned)} rewards for {len(completions)} completions")
-        scores = [_score(value, index, origin) for index, value in enumerate(returned)]
-        if (log_metric := kwargs.get("log_metric")) is not None:
-            log_metric(UNSCORABLE, float(scores.count(None)))
-        return scores
+        return [_score(value, index, origin) for index, value in enumerate(returned)]
 
     checked_reward.__name__ = _name(reward)
     checked_reward.is_checked = True  # type: ignore[attr-defined]

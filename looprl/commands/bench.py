@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich import box
@@ -14,6 +13,7 @@ from rich.table import Table
 from looprl.errors import UserError
 from looprl.measure.bench_figure import write_figure
 from looprl.measure.bench_updates import ESTIMATORS, LOOPS, SHAPES, Row, bench_updates, jacobian_product_cost
+from looprl.measure.summary import rate
 from looprl.recipe import parse_recipe
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.step_bench import StepBench, bench_step
@@ -115,13 +115,12 @@ def step_table(step: StepBench) -> Table:
     table = Table(box=box.ASCII2, title=f"whole RL step, {step.steps} steps each", title_justify="left", title_style="")
     for column in ("", "seconds per step", "pass@1 before", "pass@1 after"):
         table.add_column(column)
-    before = f"{step.pass_at_1_before:.3f}"
-    rows: list[tuple[str, Any, str, str]] = [
-        ("looprl (reuse)", step.looprl_seconds, before, f"{step.looprl_pass_at_1:.3f}"),
-        ("stock TRL (full BPTT, generate)", step.stock_seconds, before, f"{step.stock_pass_at_1:.3f}"),
+    rows: list[tuple[str, float, float | None]] = [
+        ("looprl", step.looprl_seconds, step.looprl_pass_at_1),
+        ("stock TRL (full BPTT, generate)", step.stock_seconds, step.stock_pass_at_1),
     ]
-    for name, seconds, start, end in rows:
-        table.add_row(name, f"{seconds:.2f}", start, end)
+    for name, seconds, after in rows:
+        table.add_row(name, f"{seconds:.2f}", rate(step.pass_at_1_before), rate(after))
     table.add_row("stock / looprl", f"{step.ratio:.2f} x", "", "")
     for phase, seconds in step.phases.items():
         table.add_row(f"  looprl {phase}", f"{seconds:.3f}", "", "")

@@ -1,15 +1,19 @@
 """looprl pretrain RECIPE: train a looped model from scratch on worked answers."""
 
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from transformers import set_seed
 
 from looprl.data.loading import load_task_dataset
 from looprl.data.tokenizer import build_tokenizer
+from looprl.errors import UserError
 from looprl.models import LoopLMConfig, LoopLMForCausalLM
 from looprl.recipe import parse_recipe, recipe_name
 from looprl.runs import RunFolder
+from looprl.suggest import did_you_mean
 from looprl.training.callbacks import MetricsToRunFolder, show_only_progress_line
 from looprl.training.pretrain import LoopedPretrainConfig, LoopedPretrainer, weighted_tokens
 
@@ -39,7 +43,7 @@ def run(argv: list[str]) -> int:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    config = LoopLMConfig(**(tokens | (recipe.model_config or {})))
+    config = _model_config(tokens | (recipe.model_config or {}))
     rows = load_task_dataset(recipe.dataset, recipe.split, recipe.task_options, recipe.dataset_size, args.seed)
     dataset = weighted_tokens(rows, tokenizer, args.prompt_weight, config.max_position_embeddings)
     folder = RunFolder.create(Path(args.output_dir), overwrite=recipe.overwrite)
@@ -55,3 +59,17 @@ def run(argv: list[str]) -> int:
     tokenizer.save_pretrained(saved)
     print(f"model: {saved}")
     return 0
+
+
+def _model_config(settings: dict[str, Any]) -> LoopLMConfig:
+    known = [name for name in inspect.signature(LoopLMConfig.__init__).parameters if name not in ("self", "kwargs")]
+    special_tokens = ("pad_token_id", "bos_token_id", "eos_token_id")
+    for name in settings:
+        if name not in (*known, *special_tokens):
+            raise UserError(
+                f"model_config has no key {name!r}.{did_you_mean(name, known)} Its keys: {', '.join(known)}"
+            )
+    try:
+        return LoopLMConfig(**settings)
+    except ValueError as error:
+        raise UserError(f"model_config: {error}") from error

@@ -44,7 +44,7 @@ def run(argv: list[str]) -> int:
         task.held_out,
         AutoTokenizer.from_pretrained(task.model_path),
         callbacks=[MetricsToRunFolder(folder)],
-        on_completions=lambda step, rows: _write_completions(folder, step, rows),
+        on_completions=folder.write_completions,
     )
     if recipe.eval_every is not None and task.held_out is not None:
         trainer.add_callback(EvalEvery(recipe.eval_every, trainer, task.held_out, task.rewards[0]))
@@ -70,8 +70,8 @@ def _train(
     start = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - start
-    after = _evaluate(trainer, held_out, reward)
     trainer.save_model(str(folder.checkpoint_path(trainer.state.global_step)))
+    after = _evaluate(trainer, held_out, reward)
     summary: dict[str, Any] = {
         "pass_at_1_before": before and before.pass_at_1,
         "pass_at_1_after": after and after.pass_at_1,
@@ -101,7 +101,3 @@ def _evaluate(trainer: LoopedGRPOTrainer, held_out: Dataset | None, reward: Any)
     evaluation = evaluate_now(trainer, held_out, reward)
     trainer.meter.flush()  # this evaluation is no part of a step
     return evaluation
-
-
-def _write_completions(folder: RunFolder, step: int, rows: list[dict[str, Any]]) -> None:
-    folder.write_completions(f"step-{step:05d}", rows)

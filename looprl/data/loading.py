@@ -10,10 +10,8 @@ from datasets import Dataset
 from looprl.data.errors import DatasetError
 from looprl.data.files import FILE_SUFFIXES, read_file, rows_to_dataset
 from looprl.data.tasks import BUILT_IN_TASKS, built_in_rows
+from looprl.rewards import KEYWORDS_OF_TRAINER
 from looprl.suggest import did_you_mean
-
-# The trainer calls a reward with the dataset's columns beside these keywords of its own.
-RESERVED_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
 def load_task_dataset(
@@ -91,7 +89,7 @@ def _with_prompts(rows: Dataset, source: str) -> Dataset:
     columns = rows.column_names
     if len(rows) == 0:
         raise DatasetError(f"{source}: the dataset is empty; give it at least one row")
-    reserved = [name for name in columns if name in RESERVED_COLUMNS]
+    reserved = [name for name in columns if name in KEYWORDS_OF_TRAINER]
     if reserved:
         raise DatasetError(
             f"{source}: rename column {reserved[0]!r}; the trainer passes its own values under that name"

@@ -13,9 +13,9 @@ from looprl.rollout.engine import RolloutEngine, Sampling
 
 @dataclass(frozen=True)
 class Evaluation:
-    """pass_at_1: share of the n judged prompts with reward 1. rows: prompt, completion, reward for every prompt."""
+    """pass_at_1: share of the n judged prompts with reward 1, None where n is 0. rows: one for every prompt."""
 
-    pass_at_1: float
+    pass_at_1: float | None
     n: int
     rows: list[dict[str, Any]]
 
@@ -38,10 +38,18 @@ def evaluate(
     token_ids = [list(record.completion_ids) for record in records]
     completions = tokenizer.batch_decode(token_ids, skip_special_tokens=True)
     columns = {name: dataset[name][:] for name in dataset.column_names if name != "prompt"}
-    rewards = reward(prompts=dataset["prompt"][:], completions=completions, completion_ids=token_ids, **columns)
+    from_trainer = dict(trainer_state=None, log_extra=_ignore, log_metric=_ignore)
+    rewards = reward(
+        prompts=dataset["prompt"][:], completions=completions, completion_ids=token_ids, **columns, **from_trainer
+    )
     judged = [value for value in rewards if value is not None]
     rows = [
         {**row, "completion": completion, "reward": value}
         for row, completion, value in zip(dataset, completions, rewards, strict=True)
     ]
-    return Evaluation(sum(value == 1 for value in judged) / max(len(judged), 1), len(judged), rows)
+    pass_at_1 = sum(value == 1 for value in judged) / len(judged) if judged else None
+    return Evaluation(pass_at_1, len(judged), rows)
+
+
+def _ignore(name: str, value: Any) -> None:
+    """What a reward logs while it is evaluated belongs to no training step."""

@@ -29,6 +29,15 @@ class StepMeter:
         finally:
             self.count(f"time/{name}", _now() - start)
 
+    @contextmanager
+    def remainder(self, name: str) -> Iterator[None]:
+        """Add the seconds spent inside, less those of the phases inside, to `time/<name>`."""
+        before = self.seconds()
+        with self.phase(name):
+            yield
+            inside = self.seconds() - before
+        self.count(f"time/{name}", -inside)
+
     def seconds(self) -> float:
         """Seconds in all phases since the last flush."""
         return sum(value for name, value in self._sums.items() if name.startswith("time/"))

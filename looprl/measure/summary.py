@@ -55,7 +55,7 @@ def print_summary(
     if before is None and after is None:
         console.print(Text("pass@1 was not measured"))
     else:
-        console.print(Text(f"pass@1 {_rate(before)} -> {_rate(after)} on {summary['n']} held-out prompts"))
+        console.print(Text(f"pass@1 {rate(before)} -> {rate(after)} on {summary['n']} held-out prompts"))
     console.print(Text(f"{summary['steps']} steps in {summary['seconds']:.0f} s"))
     if phase_seconds(metrics_rows):
         console.print()
@@ -71,7 +71,8 @@ def print_summary(
     console.print(Text(f"run folder: {run_folder}"), soft_wrap=True)
 
 
-def _rate(value: float | None) -> str:
+def rate(value: float | None) -> str:
+    """A pass rate to three digits, or that there is none."""
     return "not measured" if value is None else f"{value:.3f}"
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 
-def rollout_seed(seed: int, step: int, rank: int) -> int:
-    """The seed of the rollout that `rank` draws at `step`, in [0, 2^63)."""
-    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> 1)
+def rollout_seed(seed: int, step: int, rank: int, index: int = 0) -> int:
+    """The seed of the rollout that `rank` draws at `step`, in [0, 2^63); index: its number within the step."""
+    sequence = np.random.SeedSequence([seed, step, rank], spawn_key=(index,) if index else ())
+    return int(sequence.generate_state(1, np.uint64)[0] >> 1)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from looprl.rollout.record import RolloutRecord
 
 
 class ColocatedRollouts:
-    """Syncs the trainer's weights into the engine, samples, and keeps the records until the trainer takes them."""
+    """Syncs the trainer's weights into the engine, samples, and keeps the records of the last rollout."""
 
     def __init__(
         self,
@@ -33,6 +33,8 @@ class ColocatedRollouts:
         self.pad_token_id, self.bos_token_id = pad_token_id, bos_token_id
         self.seed, self.rank, self.step, self.meter = seed, rank, step, meter
         self._records: list[RolloutRecord] = []
+        self._drawn_at = -1  # the step of the last rollout, and its number among those of that step
+        self.index = 0
 
     def sync_weights(self) -> None:
         """Give the engine the trainer's present weights."""
@@ -45,7 +47,7 @@ class ColocatedRollouts:
         """Sample one completion for each prompt (TRL repeats a group's prompt itself).
 
         TRL reads the last token of every completion, so one without tokens is shown to it as a single padding
-        token, which `ColocatedRollouts.take` lets the trainer mask. RolloutError on a prompt that starts with
+        token, which the trainer masks. RolloutError on a prompt that starts with
         two BOS tokens.
         """
         if images is not None:
@@ -58,7 +60,9 @@ class ColocatedRollouts:
                 )
         preempted = self.engine.preempted
         with self.meter.phase("rollout"), profiler or nullcontext():
-            seed = rollout_seed(self.seed, self.step(), self.rank)
+            step = self.step()
+            self._drawn_at, self.index = step, self.index + 1 if step == self._drawn_at else 0
+            seed = rollout_seed(self.seed, step, self.rank, self.index)
             self._records = self.engine.generate(prompts, self.sampling, seed)
         self.meter.count("dropped/preempted", self.engine.preempted - preempted)
         completions = [list(record.completion_ids) or [self.pad_token_id] for record in self._records]

@@ -1,5 +1,6 @@
 """Settings of `LoopedGRPOTrainer`: TRL's `GRPOConfig` with looprl's keys and Dr. GRPO as the default."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +31,9 @@ class LoopedGRPOConfig(GRPOConfig):
     )
     neumann_steps: int = field(default=4, metadata={"help": "Neumann steps K: J^T products after the replayed loop."})
     loops_recorded: int | None = field(default=None, metadata={"help": "Loops b that estimator 'truncated' records."})
-    kv_policy: KVPolicy = field(default="terminal", metadata={"help": "K/V sharing between loops in rollouts."})
+    kv_policy: KVPolicy | None = field(
+        default=None, metadata={"help": "K/V sharing between loops in rollouts; by default the model's own."}
+    )
     own_process_engine: bool = field(
         default=False,
         metadata={"help": "Run the rollout engine in its own process; rollouts then do not repeat exactly."},
@@ -62,26 +65,37 @@ class LoopedGRPOConfig(GRPOConfig):
     report_to: str | list[str] | None = field(
         default="none", metadata={"help": "Trackers besides the run folder: tensorboard, wandb, ..."}
     )
+    vllm_importance_sampling_correction: bool | None = field(
+        default=None, metadata={"help": "Follows from estimator and replay_from: on unless the replay is exact."}
+    )
     vllm_importance_sampling_mode: str = field(
         default="token_truncate", metadata={"help": "How endpoint replay corrects its mismatch."}
     )
     disable_tqdm: bool | None = field(default=True, metadata={"help": "TRL's own progress bar; looprl shows its own."})
 
     def __post_init__(self) -> None:
-        if self.bf16 is None:
-            self.bf16 = torch.cuda.is_available() and not self.fp16
         if not torch.cuda.is_available():
             self.use_cpu = True
+        if self.bf16 is None:
+            self.bf16 = not (self.use_cpu or self.fp16)
         self._refuse_biased_sampling()
+        self._refuse_unsupported()
         self.vllm_importance_sampling_correction = not self.replay_is_exact
         super().__post_init__()
         self.make_estimator()
-        updates = self.num_iterations * max(self.steps_per_generation // self.gradient_accumulation_steps, 1)
-        if updates - 1 > self.max_staleness:
+        if self.staleness > self.max_staleness:
             raise UserError(
-                f"num_iterations and steps_per_generation make {updates} updates per rollout, so the last one is "
-                f"{updates - 1} steps stale: set max_staleness to {updates - 1}, or make one update per rollout"
+                f"num_iterations, steps_per_generation and gradient_accumulation_steps make updates that are up to "
+                f"{self.staleness} steps behind their rollout: set max_staleness to {self.staleness}, or make one "
+                "update per rollout"
             )
+
+    @property
+    def staleness(self) -> int:
+        """How many optimizer steps the oldest micro-batch of an update is behind its rollout, at the most."""
+        micro_batches = self.steps_per_generation * self.num_iterations  # of one rollout
+        per_update = self.gradient_accumulation_steps
+        return (per_update - math.gcd(micro_batches, per_update) + micro_batches - 1) // per_update
 
     @property
     def replay_is_exact(self) -> bool:
@@ -113,3 +127,27 @@ class LoopedGRPOConfig(GRPOConfig):
             raise UserError("looprl samples with vLLM inside the trainer: use_vllm true and vllm_mode colocate")
         if self.num_loops is not None and self.num_loops < 1:
             raise UserError(f"num_loops must be at least 1, got {self.num_loops}")
+
+    def _refuse_unsupported(self) -> None:
+        refused = {
+            "beta": (self.beta != 0, "the reference model has no states to replay from: leave beta at 0"),
+            "eval_strategy": (self.eval_strategy != "no", "looprl evaluates with eval_every"),
+            "resume_from_checkpoint": (self.resume_from_checkpoint is not None, "resuming is not supported yet"),
+            "multi_objective_aggregation": (
+                self.multi_objective_aggregation != "sum_then_normalize",
+                "it normalises by standard deviations, which Dr. GRPO does not",
+            ),
+        }
+        for name, (is_set, why) in refused.items():
+            if is_set:
+                raise UserError(f"{name} = {getattr(self, name)!r} is not supported: {why}")
+        if self.vllm_importance_sampling_correction not in (None, not self.replay_is_exact):
+            raise UserError(
+                f"vllm_importance_sampling_correction = {self.vllm_importance_sampling_correction} contradicts "
+                f"estimator {self.estimator} with replay_from {self.replay_from}: leave it out, it follows from them"
+            )
+        if self.vllm_importance_sampling_mode != "token_truncate" or self.vllm_importance_sampling_clip_max is None:
+            raise UserError(
+                "vllm_importance_sampling_mode must be token_truncate with a vllm_importance_sampling_clip_max: the "
+                "other modes drop tokens or whole sequences without counting them"
+            )

@@ -48,6 +48,6 @@ class EvalEvery(TrainerCallback):
         if state.global_step % self.every:
             return
         evaluation = evaluate_now(self.trainer, self.held_out, self.reward)
-        if evaluation.n:
+        if evaluation.pass_at_1 is not None:
             self.trainer.meter.mean(EVAL_METRIC, evaluation.pass_at_1, 1)
         control.should_log = True

@@ -30,9 +30,9 @@ class StepBench:
     steps: int
     looprl_seconds: float
     stock_seconds: float
-    pass_at_1_before: float
-    looprl_pass_at_1: float
-    stock_pass_at_1: float
+    pass_at_1_before: float | None
+    looprl_pass_at_1: float | None
+    stock_pass_at_1: float | None
     phases: dict[str, float]
 
     @property
@@ -52,7 +52,7 @@ def bench_step(task: LoadedTask, args: LoopedGRPOConfig) -> StepBench:
     trainer = LoopedGRPOTrainer(load_model(task.model_path), task.rewards, args, task.train_set, held_out, tokenizer)
     trainer.remove_callback(PrinterCallback)
 
-    def pass_at_1(model: LoopedForCausalLM) -> float:
+    def pass_at_1(model: LoopedForCausalLM) -> float | None:
         trainer.engine.sync_weights(model.named_parameters(), trainer.state.global_step)
         return evaluate(trainer.engine, tokenizer, held_out, reward, trainer.sampling(), args.seed).pass_at_1
 

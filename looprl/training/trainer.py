@@ -29,11 +29,11 @@ from looprl.training.config import LoopedGRPOConfig
 from looprl.training.optimizer_time import OptimizerTime
 from looprl.training.trl_seam import Batch, GRPOSeam
 
-CompletionsWriter = Callable[[int, list[dict[str, Any]]], None]
+CompletionsWriter = Callable[[str, list[dict[str, Any]]], object]
 
 
 class LoopedGRPOTrainer(GRPOSeam):
-    """TRL's GRPOTrainer for a looped model; same arguments, and `on_completions(step, rows)` for each rollout."""
+    """TRL's GRPOTrainer for a looped model; same arguments, and `on_completions(name, rows)` for each rollout."""
 
     args: LoopedGRPOConfig
     vllm_generation: ColocatedRollouts
@@ -68,7 +68,8 @@ class LoopedGRPOTrainer(GRPOSeam):
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         if processing_class is None:
             processing_class = AutoTokenizer.from_pretrained(model.name_or_path)
-        self.num_loops = args.num_loops or model.config.num_loops
+        self.num_loops = model.config.num_loops = args.num_loops or model.config.num_loops
+        self.kv_policy = model.config.kv_policy = args.kv_policy or model.config.kv_policy
         self.estimator = args.make_estimator()
         self.on_completions = on_completions
         self._rollout_version = 0
@@ -107,6 +108,10 @@ class LoopedGRPOTrainer(GRPOSeam):
         return window
 
     @property
+    def scores_rollouts(self) -> bool:
+        return not self.args.replay_is_exact
+
+    @property
     def engine(self) -> RolloutEngine:
         """The rollout engine, also for evaluation."""
         return self.vllm_generation.engine
@@ -121,7 +126,7 @@ class LoopedGRPOTrainer(GRPOSeam):
             self.model.config,
             num_loops=self.num_loops,
             state_kind=self.args.replay_from,
-            kv_policy=self.args.kv_policy,
+            kv_policy=self.kv_policy,
             max_model_len=self.window,
             max_num_seqs=trl_settings["max_num_seqs"],
             dtype=self.model.dtype,
@@ -149,18 +154,20 @@ class LoopedGRPOTrainer(GRPOSeam):
             record.check(
                 state_kind=self.args.replay_from,
                 num_loops=self.num_loops,
-                kv_policy=self.args.kv_policy,
+                kv_policy=self.kv_policy,
                 policy_version=self._rollout_version,
                 hidden_size=self.model.config.hidden_size,
             )
-        batch["states"] = self._stacked_states(
-            batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1], slice(None)
-        )
+        if self.estimator.state_from == "rollout":
+            shape = batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1]
+            batch["states"] = self._stacked_states(*shape, slice(None))
         if self.args.replay_is_exact:
             batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
         self._silence(batch, rewards, torch.tensor([len(record.completion_ids) == 0 for record in records]))
         if self.on_completions is not None and self.accelerator.is_main_process:
-            self.on_completions(self.state.global_step, self.logged_rollout())
+            index = self.vllm_generation.index
+            suffix = f"-{index}" if index else ""
+            self.on_completions(f"step-{self.state.global_step:05d}{suffix}", self.logged_rollout())
         return batch
 
     def _silence(self, batch: Batch, rewards: Tensor, empty: Tensor) -> None:
@@ -169,6 +176,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         first = self.accelerator.process_index * local
         batch["advantages"] = batch["advantages"].masked_fill(equal[first : first + local], 0.0)
         batch["completion_mask"] = batch["completion_mask"] * ~empty.to(equal.device).unsqueeze(1)
+        self.meter.count("dropped/unscorable", float(rewards.isnan().all(dim=1).sum()))
         self.meter.count("dropped/zero_variance_groups", float(equal.sum()) / self.num_generations)
         self.meter.count("dropped/empty_completions", float(empty.sum()))
         masked = (batch["completion_mask"].sum(dim=1) == 0).sum() - empty.sum()
@@ -204,11 +212,14 @@ class LoopedGRPOTrainer(GRPOSeam):
             logits_to_keep=completion_length,
         )
         logps = torch.log_softmax(at_least_fp32(output.logits) / self.temperature, dim=-1)
-        entropies = -(logps.exp() * logps).sum(-1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._entropy_bonus_enabled):
+            entropies = -(logps.exp() * logps).sum(-1)
         targets = input_ids[:, -completion_length:, None]
         sampled = logps.gather(-1, targets).squeeze(-1)
         if batch is not None:
-            self._measure(batch, sampled.detach(), output.state.detach(), state, attention_mask[:, :-1].bool())
+            # the last sampled token was never fed to the sampler, so it has no state
+            fed = attention_mask[:, :-1].bool() & attention_mask[:, 1:].bool()
+            self._measure(batch, sampled.detach(), output.state.detach(), state, fed)
         return sampled, entropies
 
     @torch.no_grad()

@@ -7,8 +7,8 @@
 | `VLLMGeneration`, built in `__init__`        | `make_rollouts()`: an object with sync_weights, generate   |
 | `_generate_and_score_completions`            | `finish_rollout(batch, rewards)` on its result             |
 | `_calculate_rewards`                         | timed; its result [N, functions] goes to `finish_rollout`  |
-| `_get_per_token_logps_and_entropies`         | `score(model, ids, mask, states, ...)`                     |
-| `_compute_loss`                              | hands its micro-batch to `score`, then `after_loss(batch)` |
+| `_get_per_token_logps_and_entropies`         | `score(model, ids, mask, rows, completion_length)`         |
+| `_compute_loss`                              | makes its micro-batch `micro_batch` while it scores        |
 """
 
 from typing import Any, Protocol
@@ -62,6 +62,11 @@ class GRPOSeam(GRPOTrainer):
         raise NotImplementedError
 
     @property
+    def scores_rollouts(self) -> bool:
+        """Whether old log-probs are scored by the trainer when a rollout is completed."""
+        return True
+
+    @property
     def micro_batch(self) -> Batch | None:
         """The batch whose loss is being computed; None while a rollout is being completed."""
         return self._micro_batch
@@ -77,9 +82,10 @@ class GRPOSeam(GRPOTrainer):
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
-        batch = super()._generate_and_score_completions(inputs)
-        assert self._rewards is not None
-        return self.finish_rollout(batch, self._rewards)
+        with self.meter.remainder("batch"):
+            batch = super()._generate_and_score_completions(inputs)
+            assert self._rewards is not None
+            return self.finish_rollout(batch, self._rewards)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         with self.meter.phase("reward"):
@@ -95,6 +101,9 @@ class GRPOSeam(GRPOTrainer):
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor, None]:
+        if self._micro_batch is None and not self.scores_rollouts:
+            unused = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
+            return unused, unused, None
         batch_size = batch_size or len(input_ids)
         scored = []
         with self.meter.phase("scoring"), self.accelerator.autocast():
@@ -112,13 +121,9 @@ class GRPOSeam(GRPOTrainer):
             self._micro_batch = None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """TRL's training step; what is not spent in another phase is the backward pass."""
-        with self.meter.phase("backward"):
-            before = self.meter.seconds()
-            loss = super().training_step(*args, **kwargs)
-            others = self.meter.seconds() - before
-        self.meter.count("time/backward", -others)
-        return loss
+        """TRL's training step; what is spent in no other phase is the backward pass."""
+        with self.meter.remainder("backward"):
+            return super().training_step(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the meter's values to what TRL logs in training."""

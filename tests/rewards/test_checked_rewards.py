@@ -70,14 +70,6 @@ def test_an_interrupt_is_not_taken_for_a_failing_reward():
         call(checked(outcome))
 
 
-def test_unscorable_completions_are_counted_on_every_call():
-    logged = []
-    for returned in ([None, None], [1.0, None], [1.0, 0.0]):
-        call(returning(returned), log_metric=lambda name, value: logged.append((name, value)))
-    assert logged == [("dropped/unscorable", count) for count in (2.0, 1.0, 0.0)]
-    assert all(type(value) is float for _, value in logged)
-
-
 def test_a_reward_sees_all_columns_and_keeps_its_name_and_is_wrapped_once():
     seen = {}
 

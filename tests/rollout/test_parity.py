@@ -127,41 +127,6 @@ def test_with_per_loop_kv_any_schedule_is_the_full_sequence_forward(sampler: Any
     torch.testing.assert_close(record.logprobs, logprobs, rtol=0, atol=1e-4)
 
 
-@samplers("layer-R2-endpoint")
-def test_endpoint_states_are_one_loop_after_the_penultimate_states(
-    sampler: Any, gaps: Any, record_property: Callable[[str, object], None]
-) -> None:
-    sampler.sync()
-    (record,) = sampler.sample(sampler.prompts([20], seed=7), max_tokens=24)
-    assert record.state_kind == "endpoint"
-    _, penultimate, endpoint = decode_again(sampler.model, record, chunk=20)
-    torch.testing.assert_close(record.states, endpoint, rtol=0, atol=1e-4)
-    assert (record.states - penultimate).abs().max() > BROKEN
-    from_endpoint = gaps(sampler.model, [record]).penultimate  # the replay from the states of the record
-    record_property("endpoint_gap", from_endpoint)
-    assert from_endpoint > BROKEN
-
-
-@samplers("layer-R2")
-def test_the_same_tokens_export_endpoint_states_one_loop_after_their_penultimate_states(
-    sampler: Any, start: Any, assert_exact: Any
-) -> None:
-    prompts = sampler.prompts([3, 20, 70], seed=8)
-    sampler.sync()
-    penultimate = sampler.sample(prompts)
-    found = assert_exact(sampler.model, penultimate)
-    assert found.endpoint > BROKEN > found.penultimate
-    other = start("layer-R2-endpoint")
-    other.sync()
-    endpoint = other.sample(prompts)
-    for before, after in zip(penultimate, endpoint, strict=True):
-        assert before.completion_ids == after.completion_ids
-        fed = torch.tensor([(before.prompt_ids + before.completion_ids)[:-1]])
-        with torch.no_grad():
-            advanced = sampler.model(fed, initial_state=before.states[None], num_loops=1).state[0]
-        torch.testing.assert_close(after.states, advanced, rtol=0, atol=EXACT)
-
-
 # What the parity check is for: each of these faults makes it fail by far.
 
 
@@ -193,6 +158,34 @@ def test_parity_fails_on_a_state_row_shifted_by_one(sampler: Any, gaps: Any, shi
     sampler.sync()
     records = sampler.sample(sampler.prompts([5, 20, 40], seed=11))
     assert gaps(sampler.model, records, shift=shift).penultimate > BROKEN
+
+
+# The other state; last, because its engine closes the one before.
+
+
+@samplers("layer-R2")
+def test_endpoint_states_are_one_loop_after_the_penultimate_states_of_the_same_tokens(
+    sampler: Any, start: Any, assert_exact: Any, gaps: Any
+) -> None:
+    prompts = sampler.prompts([3, 20, 70], seed=8)
+    sampler.sync()
+    penultimate = sampler.sample(prompts)
+    found = assert_exact(sampler.model, penultimate)
+    assert found.endpoint > BROKEN > found.penultimate
+    other = start("layer-R2-endpoint")
+    other.sync()
+    endpoint = other.sample(prompts)
+    for before, after in zip(penultimate, endpoint, strict=True):
+        assert (before.state_kind, after.state_kind) == ("penultimate", "endpoint")
+        assert before.completion_ids == after.completion_ids
+        fed = torch.tensor([(before.prompt_ids + before.completion_ids)[:-1]])
+        with torch.no_grad():
+            advanced = sampler.model(fed, initial_state=before.states[None], num_loops=1).state[0]
+        torch.testing.assert_close(after.states, advanced, rtol=0, atol=EXACT)
+        _, _, decoded = decode_again(sampler.model, after, chunk=len(after.prompt_ids))
+        torch.testing.assert_close(after.states, decoded, rtol=0, atol=1e-4)
+    # A replay that starts from the endpoint states of the records themselves is loop R + 1 as well.
+    assert abs(gaps(sampler.model, endpoint).penultimate - found.endpoint) < EXACT
 
 
 def other_weights(model: Any, step: float = 0.1) -> Any:

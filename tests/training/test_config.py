@@ -53,11 +53,39 @@ def test_importance_correction_is_on_wherever_the_replay_is_not_the_sampler_s_la
         ({"num_generations": 7}, "must be divisible by num_generations"),
         ({"num_iterations": 2}, "set max_staleness to 1"),
         ({"steps_per_generation": 3}, "set max_staleness to 2"),
+        ({"steps_per_generation": 6, "gradient_accumulation_steps": 4}, "set max_staleness to 1"),
+        ({"beta": 0.04}, "beta = 0.04 is not supported"),
+        ({"eval_strategy": "steps", "eval_steps": 5}, "looprl evaluates with eval_every"),
+        ({"resume_from_checkpoint": "here"}, "resuming is not supported"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "normalises by standard deviations"),
+        ({"vllm_importance_sampling_correction": True}, "contradicts estimator reuse"),
+        ({"replay_from": "endpoint", "vllm_importance_sampling_correction": False}, "contradicts"),
+        ({"vllm_importance_sampling_mode": "sequence_mask"}, "must be token_truncate"),
+        ({"vllm_importance_sampling_clip_max": None}, "must be token_truncate"),
     ],
 )
 def test_a_setting_that_biases_or_contradicts_is_refused(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         config(tmp_path, **settings)
+
+
+def staleness_by_simulation(micro_batches, per_update, updates=200):
+    """Largest number of updates between a rollout and the update that one of its micro-batches takes part in."""
+    return max(
+        batch // per_update - (batch - batch % micro_batches) // per_update for batch in range(per_update * updates)
+    )
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("per_rollout", [1, 2, 3, 4, 6, 8])
+def test_staleness_is_that_of_the_oldest_micro_batch(tmp_path, accumulation, per_rollout):
+    args = config(
+        tmp_path, gradient_accumulation_steps=accumulation, steps_per_generation=per_rollout, max_staleness=99
+    )
+    assert args.staleness == staleness_by_simulation(per_rollout, accumulation)
+    assert config(
+        tmp_path, gradient_accumulation_steps=4, steps_per_generation=1, num_iterations=2
+    ).staleness == staleness_by_simulation(2, 4)
 
 
 def test_several_updates_per_rollout_are_allowed_when_asked_for(tmp_path):

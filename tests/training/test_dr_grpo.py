@@ -108,7 +108,9 @@ def test_one_group_of_equal_rewards_leaves_the_other_group_alone(setting):
 def test_a_completion_that_cannot_be_judged_is_left_out_of_its_group(setting):
     prompts, records = setting.records(LENGTHS)
     rewards = [1.0, None, 0.0, None, 1.0, 0.0, 1.0, 1.0, *[0.5, None] * 4]
+    setting.trainer.meter.flush()
     batch = setting.batch(records, prompts, rewards)
+    assert setting.trainer.meter.flush()["dropped/unscorable"] == 6
     mean = 4 / 6
     expected = [0 if value is None else value - mean for value in rewards[:8]] + [0.0] * 8
     torch.testing.assert_close(batch["advantages"], torch.tensor(expected))
@@ -167,6 +169,29 @@ def test_replay_reproduces_the_sampler_log_probs_inside_the_trainer(setting, bat
     assert measured["replay/logprob_gap_max"] < 1e-5
     assert 0 < measured["replay/residual"] < 1
     assert measured["replay/neumann_steps"] == 2
+
+
+def test_residual_leaves_out_the_last_sampled_token_which_has_no_state(setting, batch):
+    setting.trainer.meter.flush()
+    setting.gradients(batch)
+    residual = setting.trainer.meter.flush()["replay/residual"]
+    model, state = setting.trainer.model, batch["states"]
+    ids, mask, _, _ = scoring_inputs(batch)
+    moved = []
+    with torch.no_grad():
+        after = model(ids, mask, initial_state=state, loop_runner=Estimator.preset("reuse", 0)).state
+    for row in range(16):
+        first = int((batch["prompt_mask"][row] == 0).sum())
+        fed = slice(first, batch["prompt_ids"].shape[1] + LENGTHS[row] - 1)
+        moved.append((after[row, fed] - state[row, fed]).norm(dim=-1) / after[row, fed].norm(dim=-1))
+    assert residual == pytest.approx(float(torch.cat(moved).mean()), rel=1e-5)
+
+
+def test_each_rollout_of_a_step_draws_from_a_stream_of_its_own(setting):
+    rollouts, prompts = setting.trainer.vllm_generation, [[5, 6, 7]] * 4
+    rollouts.sync_weights()
+    drawn = [rollouts.generate(prompts, None, 8)[1] for _ in range(2)]
+    assert drawn[0] != drawn[1] and rollouts.index >= 1
 
 
 def test_states_of_another_policy_version_are_refused(setting):

@@ -48,7 +48,7 @@ class Terminal(io.StringIO):
 
 def run_training(folder, eval_every=None, **settings):
     trainer = make_trainer(folder.path, noisy_reward, max_steps=STEPS, **settings)
-    trainer.on_completions = lambda step, rows: folder.write_completions(f"step-{step:05d}", rows)
+    trainer.on_completions = folder.write_completions
     tracker, stream = Tracker(), Terminal()
     trainer.add_callback(MetricsToRunFolder(folder))
     trainer.add_callback(tracker)

@@ -4,7 +4,9 @@ import pytest
 import torch
 from datasets import Dataset
 
+from looprl.commands.pretrain import _model_config
 from looprl.data.tokenizer import build_tokenizer
+from looprl.errors import UserError
 from looprl.training.depth_prior import DepthPrior
 from looprl.training.pretrain import LoopedPretrainConfig, LoopedPretrainer, pad_rows, weighted_tokens
 from tests.training.conftest import make_model
@@ -92,3 +94,12 @@ def test_only_the_last_b_loops_are_backpropagated(trainer):
     nll = -logps[0].gather(-1, ids[0, 1:, None]).squeeze(-1)
     ((nll * weights).sum() / weights.sum()).backward()
     torch.testing.assert_close(got, trainer.model.model.core.injection.diagonal_logit.grad, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"num_core_layer": 7}, "num_core_layers"), ({"norm": "batch"}, "choose from layer, rms")],
+)
+def test_a_model_config_that_means_nothing_is_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        _model_config({"vocab_size": 9, **settings})
