@@ -53,14 +53,16 @@ class LoopedGRPOTrainer(GRPOSeam):
     ):
         """Load the model if it is a path, start the engine, check that every prompt fits.
 
-        Raises ModelError on a model that is not looped, UserError on PEFT adapters and on prompts that do not
-        fit the window.
+        Raises ModelError on a model that is not looped, UserError on PEFT adapters, on several processes and on
+        prompts that do not fit the window.
         """
         if peft_config is not None or hasattr(model, "peft_config"):
             raise UserError(
                 "PEFT adapters are not supported: the rollout engine syncs full weights. Merge the adapter first "
                 "(merge_and_unload) and train the merged model"
             )
+        if args.world_size > 1:
+            raise UserError(f"looprl trains in one process, but the launcher started {args.world_size}")
         if isinstance(model, str):
             model = load_model(model, **(args.model_init_kwargs or {}))
         if not isinstance(model, LoopedForCausalLM):

@@ -52,3 +52,9 @@ def test_evaluation_prompts_must_fit_the_window_too(tmp_path):
     rows = Dataset.from_dict({"prompt": ["12 " * 50]})
     with pytest.raises(ValueError, match="evaluation prompt of row 0"):
         build(tmp_path, eval_dataset=rows, settings={"vllm_max_model_length": 40})
+
+
+def test_several_processes_are_not_supported(tmp_path, monkeypatch):
+    monkeypatch.setattr(LoopedGRPOConfig, "world_size", 2)
+    with pytest.raises(ValueError, match="one process, but the launcher started 2"):
+        build(tmp_path, settings={"num_generations": 2})
