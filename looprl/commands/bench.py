@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from transformers.utils import logging
 
 from looprl.errors import UserError
 from looprl.measure.bench_figure import write_figure
@@ -46,6 +47,7 @@ class BenchOptions:
 
 def run(argv: list[str]) -> int:
     """Measure, print tables, and write JSON and figure where asked."""
+    logging.disable_progress_bar()  # of loading and saving weights
     (options,) = parse_recipe((BenchOptions,), argv, "looprl bench")
     torch.set_num_threads(1)
     console = Console()
@@ -89,11 +91,11 @@ def _measure_step(options: BenchOptions) -> StepBench:
 
 def updates_table(rows: list[Row]) -> Table:
     """Scoring + backward by estimator."""
-    table = Table(box=box.ASCII2, title="scoring + backward", title_justify="left", title_style="")
+    table = Table(box=box.SIMPLE_HEAD, title="scoring + backward", title_justify="left", title_style="")
     for column in ("shape", "R", "estimator", "K"):
-        table.add_column(column)
-    for column in ("seconds", "range", "x full", "peak MiB"):
-        table.add_column(column, justify="right")
+        table.add_column(column, no_wrap=True)
+    for column in ("seconds", "range", "x full", "MiB"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         low, high = row["seconds_range"]
         steps = str(row["neumann_steps"]) if row["estimator"] in ("reuse", "recompute") else "-"
@@ -112,7 +114,9 @@ def updates_table(rows: list[Row]) -> Table:
 
 def step_table(step: StepBench) -> Table:
     """The whole RL step beside stock TRL's, and where looprl's time goes."""
-    table = Table(box=box.ASCII2, title=f"whole RL step, {step.steps} steps each", title_justify="left", title_style="")
+    table = Table(
+        box=box.SIMPLE_HEAD, title=f"whole RL step, {step.steps} steps each", title_justify="left", title_style=""
+    )
     for column in ("", "seconds per step", "pass@1 before", "pass@1 after"):
         table.add_column(column)
     rows: list[tuple[str, float, float | None]] = [

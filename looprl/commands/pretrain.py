@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import set_seed
+from transformers.utils import logging
 
 from looprl.data.loading import load_task_dataset
 from looprl.data.tokenizer import build_tokenizer
@@ -32,6 +33,7 @@ class PretrainRecipe:
 
 def run(argv: list[str]) -> int:
     """Pretrain, and leave weights and tokenizer in the run folder's `checkpoints/step-N`."""
+    logging.disable_progress_bar()  # of loading and saving weights
     name = recipe_name(argv) or "pretrain"
     recipe, args = parse_recipe(
         (PretrainRecipe, LoopedPretrainConfig), argv, "looprl pretrain", defaults={"output_dir": f"runs/{name}"}

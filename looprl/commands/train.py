@@ -8,6 +8,7 @@ from datasets import Dataset
 from rich.console import Console
 from rich.text import Text
 from transformers import AutoTokenizer
+from transformers.utils import logging
 
 from looprl.measure.evaluate import Evaluation
 from looprl.measure.report import write_report
@@ -25,6 +26,7 @@ from looprl.training.trainer import LoopedGRPOTrainer
 
 def run(argv: list[str]) -> int:
     """Evaluate, train, evaluate, and print what changed."""
+    logging.disable_progress_bar()  # of loading and saving weights
     name = recipe_name(argv) or "train"
     recipe, args = parse_recipe(
         (TrainRecipe, LoopedGRPOConfig), argv, "looprl train", defaults={"output_dir": f"runs/{name}"}

@@ -1,5 +1,6 @@
 """Time and memory of calls, compared fairly: interleaved repeats, medians with their range, allocator peaks."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -8,6 +9,8 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells stderr of every start and stop
 
 Call = Callable[[], object]
 
