@@ -91,7 +91,7 @@ def _measure_step(options: BenchOptions) -> StepBench:
 
 def updates_table(rows: list[Row]) -> Table:
     """Scoring + backward by estimator."""
-    table = Table(box=box.SIMPLE_HEAD, title="scoring + backward", title_justify="left", title_style="")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="scoring + backward", title_justify="left")
     for column in ("shape", "R", "estimator", "K"):
         table.add_column(column, no_wrap=True)
     for column in ("seconds", "range", "x full", "MiB"):
