@@ -8,6 +8,7 @@ from typing import Any
 # As torchrun's default: the threads of trainer and engine would spin against each other for the same cores.
 if "torch" not in sys.modules:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # vLLM warns of its NUMA binding at every start
 
 _EXPORTS = {
     "LoopedGRPOConfig": "looprl.training.config",
