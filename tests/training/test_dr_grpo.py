@@ -171,6 +171,18 @@ def test_replay_reproduces_the_sampler_log_probs_inside_the_trainer(setting, bat
     assert measured["replay/neumann_steps"] == 2
 
 
+def test_log_probs_are_scored_at_the_temperature_that_was_sampled_with(setting, monkeypatch):
+    monkeypatch.setattr(setting.trainer, "temperature", 0.7)
+    prompts, records = setting.records(LENGTHS)
+    batch = setting.batch(records, prompts, REWARDS)
+    setting.trainer.meter.flush()
+    setting.gradients(batch)
+    assert setting.trainer.meter.flush()["replay/logprob_gap_max"] < 1e-5
+    monkeypatch.undo()
+    setting.gradients(batch)
+    assert setting.trainer.meter.flush()["replay/logprob_gap_max"] > 1e-2
+
+
 def test_residual_leaves_out_the_last_sampled_token_which_has_no_state(setting, batch):
     setting.trainer.meter.flush()
     setting.gradients(batch)
