@@ -62,6 +62,22 @@ class RunFolder:
                 resume, or the folder to overwrite is not a run folder.
         """
         global _latest_run_folder
+        folder = cls.check(path, overwrite, resume)
+        if resume:
+            _drop_truncated_line(folder.path / METRICS_FILE)
+        elif folder._in_use():
+            folder._empty()
+        folder.path.mkdir(parents=True, exist_ok=True)
+        _latest_run_folder = folder.path
+        return folder
+
+    @classmethod
+    def check(cls, path: str | Path, overwrite: bool = False, resume: bool = False) -> "RunFolder":
+        """Check whether `create` may, and change nothing yet: so that what fails in between costs no earlier run.
+
+        Raises:
+            UserError: as `create`.
+        """
         folder = cls(Path(path))
         if overwrite and resume:
             raise UserError("--overwrite and --resume exclude each other: give one of them")
@@ -69,16 +85,13 @@ class RunFolder:
             raise UserError(f"{folder.path} is a file, not a folder: give another --output_dir")
         if resume:
             folder._check_resumable()
-            _drop_truncated_line(folder.path / METRICS_FILE)
-        elif folder.path.is_dir() and any(folder.path.iterdir()):
+        elif folder._in_use():
             if not overwrite:
                 raise UserError(
                     f"{folder.path} exists and is not empty: replace that run with --overwrite, or give another "
                     "folder with --output_dir"
                 )
-            folder._empty()
-        folder.path.mkdir(parents=True, exist_ok=True)
-        _latest_run_folder = folder.path
+            folder._check_replaceable()
         return folder
 
     def write_config(self, settings: Mapping[str, Any]) -> None:
@@ -116,8 +129,11 @@ class RunFolder:
         if not (self.path / CONFIG_FILE).is_file():
             raise UserError(f"nothing to resume: {self.path} holds no {CONFIG_FILE}; start without --resume")
 
-    def _empty(self) -> None:
-        """Delete what is in the folder, having made sure that it is an earlier run's and nothing else."""
+    def _in_use(self) -> bool:
+        return self.path.is_dir() and any(self.path.iterdir())
+
+    def _check_replaceable(self) -> None:
+        """Make sure that what is in the folder is an earlier run's and nothing else."""
         folder = self.path.resolve()
         if any(place.resolve().is_relative_to(folder) for place in (Path.home(), Path.cwd())):
             raise UserError(f"--overwrite refused: {folder} holds your home or the working directory")
@@ -126,6 +142,10 @@ class RunFolder:
                 f"--overwrite refused: {self.path} is not the folder of a run (no {CONFIG_FILE}, or a .git); "
                 "delete it yourself or give another --output_dir"
             )
+
+    def _empty(self) -> None:
+        """Delete what is in the folder, which `check` has seen to be an earlier run's."""
+        folder = self.path.resolve()
         # The config goes last: a folder that was only half deleted is still known as a run's.
         for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == CONFIG_FILE):
             if entry.is_dir() and not entry.is_symlink():

@@ -1,7 +1,6 @@
 """looprl train RECIPE: RL post-training, with pass@1 on held-out prompts before and after."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -32,10 +31,10 @@ def run(argv: list[str]) -> int:
         (TrainRecipe, LoopedGRPOConfig), argv, "looprl train", defaults={"output_dir": f"runs/{name}"}
     )
     check_trackers(args.report_to)
+    RunFolder.check(args.output_dir, overwrite=recipe.overwrite)
+    settings = {"command": "train", **vars(recipe), **args.to_dict()}
     task = load_task(recipe, args.seed)
     model = load_model(task.model_path)
-    folder = RunFolder.create(Path(args.output_dir), overwrite=recipe.overwrite)
-    folder.write_config({"command": "train", **vars(recipe), **args.to_dict()})
     console = Console()
     console.print(f"{recipe.model}: {model.num_parameters():,} parameters; starting the rollout engine")
     trainer = LoopedGRPOTrainer(
@@ -45,9 +44,12 @@ def run(argv: list[str]) -> int:
         task.train_set,
         task.held_out,
         AutoTokenizer.from_pretrained(task.model_path),
-        callbacks=[MetricsToRunFolder(folder)],
-        on_completions=folder.write_completions,
     )
+    # only now, so that a run which cannot start leaves the one that it would replace
+    folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite)
+    folder.write_config(settings)
+    trainer.on_completions = folder.write_completions
+    trainer.add_callback(MetricsToRunFolder(folder))
     if recipe.eval_every is not None and task.held_out is not None:
         trainer.add_callback(EvalEvery(recipe.eval_every, trainer, task.held_out, task.rewards[0]))
     show_only_progress_line(trainer)

@@ -100,6 +100,19 @@ def test_run_folder_that_exists_is_kept(train, tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == "{}\n"
 
 
+def test_a_run_that_cannot_start_leaves_the_run_that_it_would_replace(train, tmp_path):
+    for name in ("config.yaml", "metrics.jsonl"):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_text("{}\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "word " * 1200, "answer": "#### 1"}) + "\n")
+    message = train("--dataset", tmp_path / "rows.jsonl", "--overwrite")
+    assert "row 0" in message
+    assert {path.name: path.read_text() for path in (tmp_path / "run").iterdir()} == {
+        "config.yaml": "{}\n",
+        "metrics.jsonl": "{}\n",
+    }
+
+
 def test_overwrite_never_removes_a_folder_that_is_not_a_run(train, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
