@@ -1,6 +1,7 @@
-"""Policy gradients of looped models: the replayed loop, the Neumann adjoint, the estimators."""
+"""Policy gradients of looped models: the replayed loop, its adjoint, the estimators."""
 
+from looprl.gradients.adjoint import AdjointSolution, AdjointSolver, NeumannSteps
 from looprl.gradients.estimator import PRESETS, Estimator
-from looprl.gradients.neumann import neumann_adjoint, replay
+from looprl.gradients.replay import replay
 
-__all__ = ["PRESETS", "Estimator", "neumann_adjoint", "replay"]
+__all__ = ["PRESETS", "AdjointSolution", "AdjointSolver", "Estimator", "NeumannSteps", "replay"]

@@ -9,7 +9,7 @@
 | `full_checkpointed` | z_0, each loop checkpointed                             | R        | 0             |
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, get_args
 
@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from looprl.gradients.neumann import replay
+from looprl.gradients.adjoint import AdjointMethod, AdjointSolver, NeumannSteps
+from looprl.gradients.replay import OnSolved, replay
 from looprl.models.contract import Core, LoopContext, run_loops
 
 StateFrom = Literal["rollout", "trainer"]
 ReplayFrom = Literal["penultimate", "endpoint"]
 Preset = Literal["reuse", "recompute", "truncated", "full", "full_checkpointed"]
 PRESETS: tuple[str, ...] = get_args(Preset)
+ONE_TERM = AdjointSolver(steps=0)
 
 
 @dataclass(frozen=True)
@@ -32,25 +34,26 @@ class Estimator:
 
     state_from: `rollout`, when `initial_state` is the recorded state that the replay starts from, or `trainer`,
     when it is z_0 and the trainer loops from there without gradient. loops_recorded: b, or None for all R.
-    replay_from: which state the single recorded loop of `reuse` and `recompute` starts from. Raises ValueError
-    for combinations that mean nothing.
+    solver: how the single recorded loop of `reuse` and `recompute` finds its adjoint; `auto` never makes more than
+    R - 1 products, as full BPTT has no further term. replay_from: which state that loop starts from. on_solved: called
+    in each backward pass with what the solver found. Raises ValueError for combinations that mean nothing.
     """
 
     state_from: StateFrom
     loops_recorded: int | None
-    neumann_steps: int = 0
+    solver: AdjointSolver = ONE_TERM
     replay_from: ReplayFrom = "penultimate"
     checkpoint_loops: bool = False
+    on_solved: OnSolved | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if self.neumann_steps < 0:
-            raise ValueError(f"neumann_steps must be 0 or more, got {self.neumann_steps}")
+        for name, choices in (("state_from", get_args(StateFrom)), ("replay_from", get_args(ReplayFrom))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; choose from {', '.join(choices)}")
         if self.loops_recorded is not None and self.loops_recorded < 1:
             raise ValueError(f"loops_recorded must be 1 or more, got {self.loops_recorded}")
-        if self.loops_recorded != 1 and (self.neumann_steps or self.state_from == "rollout"):
+        if self.loops_recorded != 1 and (self.solver.steps != 0 or self.state_from == "rollout"):
             raise ValueError("a Neumann series and a state from the rollout both need loops_recorded = 1")
-        if self.replay_from not in get_args(ReplayFrom):
-            raise ValueError(f"replay_from is {self.replay_from!r}; choose from {', '.join(get_args(ReplayFrom))}")
         if self.loops_recorded != 1 and self.replay_from == "endpoint":
             raise ValueError("replay_from = 'endpoint' needs loops_recorded = 1: no loop would be recorded")
 
@@ -58,18 +61,21 @@ class Estimator:
     def preset(
         cls,
         name: str,
-        neumann_steps: int = 4,
+        neumann_steps: NeumannSteps = 4,
         replay_from: ReplayFrom = "penultimate",
         loops_recorded: int | None = None,
+        adjoint_solver: AdjointMethod = "neumann",
+        neumann_tolerance: float = AdjointSolver.tolerance,
     ) -> "Estimator":
-        """The estimator called `name`; each preset takes from the settings what concerns it.
+        """The estimator called `name`; each preset takes from the settings what concerns it, and all are checked.
 
         ValueError on an unknown name, or when `truncated` is not told how many loops to record.
         """
+        solver = AdjointSolver(neumann_steps, adjoint_solver, neumann_tolerance)
         if name == "reuse":
-            return cls("rollout", 1, neumann_steps, replay_from)
+            return cls("rollout", 1, solver, replay_from)
         if name == "recompute":
-            return cls("trainer", 1, neumann_steps, replay_from)
+            return cls("trainer", 1, solver, replay_from)
         if name == "truncated":
             if loops_recorded is None:
                 raise ValueError("estimator 'truncated' needs loops_recorded, the number of loops to record")
@@ -77,6 +83,11 @@ class Estimator:
         if name in ("full", "full_checkpointed"):
             return cls("trainer", None, checkpoint_loops=name == "full_checkpointed")
         raise ValueError(f"estimator is {name!r}; choose from {', '.join(PRESETS)}")
+
+    @property
+    def neumann_steps(self) -> NeumannSteps:
+        """K, or `auto`."""
+        return self.solver.steps
 
     def gradient_free_loops(self, num_loops: int) -> int:
         """How many loops the trainer runs before it starts recording, of a model with R = `num_loops`."""
@@ -92,7 +103,9 @@ class Estimator:
         with torch.no_grad():
             state = run_loops(core, state, injected, context, free)
         if self.loops_recorded == 1:
-            return core(state, injected, *context, record=partial(replay, neumann_steps=self.neumann_steps))
+            solver = replace(self.solver, most_steps=min(self.solver.most_steps, num_loops - 1))
+            record = partial(replay, solver=solver, on_solved=self.on_solved)
+            return core(state, injected, *context, record=record)
         for _ in range(num_loops - free):
             if self.checkpoint_loops:
                 state = checkpoint(core, state, injected, *context, use_reentrant=False)

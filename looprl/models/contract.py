@@ -11,7 +11,7 @@ A family is one module that subclasses `LoopedModel` (the base model) and `Loope
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
 from looprl.models.kv_bank import KVBank
+
+Part = Literal["prelude", "injection", "core", "coda", "head"]
 
 
 class LoopContext(NamedTuple):
@@ -154,6 +156,19 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "model"
     model: LoopedModel
     lm_head: nn.Linear
+    # how the names of a part's parameters begin; of several that fit, the longest counts
+    PARTS: ClassVar[dict[str, Part]]
+
+    def parameters_by_part(self) -> dict[str, list[str]]:
+        """Names of the trainable parameters of each part that has any; a tied embedding counts as the head."""
+        tied = self.config.tie_word_embeddings
+        names: dict[str, list[str]] = {part: [] for part in get_args(Part)}
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                prefix = max((prefix for prefix in self.PARTS if name.startswith(prefix)), key=len)
+                is_head = tied and parameter is self.lm_head.weight
+                names["head" if is_head else self.PARTS[prefix]].append(name)
+        return {part: of_part for part, of_part in names.items() if of_part}
 
     def forward(
         self,

@@ -110,6 +110,15 @@ class LoopLMForCausalLM(LoopedForCausalLM, LoopLMPreTrainedModel):
     """LoopLM with its language-model head, tied to the embedding or not."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    PARTS = {
+        "model.embed_tokens.": "prelude",
+        "model.prelude_layers.": "prelude",
+        "model.core.": "core",
+        "model.core.injection.": "injection",
+        "model.coda_layers.": "coda",
+        "model.norm.": "coda",
+        "lm_head.": "head",
+    }
 
     def __init__(self, config: LoopLMConfig):
         super().__init__(config)

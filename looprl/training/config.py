@@ -9,7 +9,8 @@ from transformers import SchedulerType
 from trl import GRPOConfig
 
 from looprl.errors import UserError
-from looprl.gradients import Estimator
+from looprl.gradients import AdjointSolver, Estimator, NeumannSteps
+from looprl.gradients.adjoint import AdjointMethod
 from looprl.gradients.estimator import Preset, ReplayFrom
 from looprl.rollout.record import KVPolicy
 
@@ -29,10 +30,27 @@ class LoopedGRPOConfig(GRPOConfig):
         default="penultimate",
         metadata={"help": "State that the replayed loop starts from: entering the last loop, or leaving it."},
     )
-    neumann_steps: int = field(default=4, metadata={"help": "Neumann steps K: J^T products after the replayed loop."})
+    neumann_steps: NeumannSteps = field(
+        default=4,
+        metadata={
+            "help": "Neumann steps K: J^T products after the replayed loop, or auto: as many as each sequence needs."
+        },
+    )
+    adjoint_solver: AdjointMethod = field(
+        default="neumann",
+        metadata={"help": "What is made of the products: their sum, or the combination of least residual."},
+    )
+    neumann_tolerance: float = field(
+        default=AdjointSolver.tolerance,
+        metadata={"help": "With neumann_steps auto: how large the terms left out may be, relative to the adjoint."},
+    )
     loops_recorded: int | None = field(default=None, metadata={"help": "Loops b that estimator 'truncated' records."})
     kv_policy: KVPolicy | None = field(
         default=None, metadata={"help": "K/V sharing between loops in rollouts; by default the model's own."}
+    )
+    control_every: int | None = field(
+        default=None,
+        metadata={"help": "Compare the gradient with full BPTT every N steps, on the step's first micro-batch."},
     )
     own_process_engine: bool = field(
         default=False,
@@ -104,7 +122,14 @@ class LoopedGRPOConfig(GRPOConfig):
 
     def make_estimator(self) -> Estimator:
         """The gradient estimator that these settings describe."""
-        return Estimator.preset(self.estimator, self.neumann_steps, self.replay_from, self.loops_recorded)
+        return Estimator.preset(
+            self.estimator,
+            self.neumann_steps,
+            self.replay_from,
+            self.loops_recorded,
+            self.adjoint_solver,
+            self.neumann_tolerance,
+        )
 
     def _refuse_biased_sampling(self) -> None:
         neutral: dict[str, tuple[Any, ...]] = {
@@ -125,8 +150,10 @@ class LoopedGRPOConfig(GRPOConfig):
             raise UserError(f"temperature must be above 0 for sampling, got {self.temperature}")
         if not self.use_vllm or self.vllm_mode != "colocate":
             raise UserError("looprl samples with vLLM inside the trainer: use_vllm true and vllm_mode colocate")
-        if self.num_loops is not None and self.num_loops < 1:
-            raise UserError(f"num_loops must be at least 1, got {self.num_loops}")
+        for name in ("num_loops", "control_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} must be at least 1, got {value}")
 
     def _refuse_unsupported(self) -> None:
         refused = {

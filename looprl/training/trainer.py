@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,9 +24,11 @@ from looprl.models.contract import at_least_fp32
 from looprl.rewards import checked
 from looprl.rollout.engine import RolloutEngine, Sampling
 from looprl.rollout.record import stack_states
+from looprl.training.adjoint_log import AdjointLog
 from looprl.training.advantages import zero_variance_groups
 from looprl.training.colocated_rollouts import ColocatedRollouts
 from looprl.training.config import LoopedGRPOConfig
+from looprl.training.control import GradientControl, policy_batch
 from looprl.training.optimizer_time import OptimizerTime
 from looprl.training.trl_seam import Batch, GRPOSeam
 
@@ -72,7 +75,6 @@ class LoopedGRPOTrainer(GRPOSeam):
             processing_class = AutoTokenizer.from_pretrained(model.name_or_path)
         self.num_loops = model.config.num_loops = args.num_loops or model.config.num_loops
         self.kv_policy = model.config.kv_policy = args.kv_policy or model.config.kv_policy
-        self.estimator = args.make_estimator()
         self.on_completions = on_completions
         self._rollout_version = 0
         self.window = self._window(
@@ -89,6 +91,8 @@ class LoopedGRPOTrainer(GRPOSeam):
             **trl_arguments,
         )
         self.add_callback(OptimizerTime(self.meter))
+        self.estimator = replace(args.make_estimator(), on_solved=AdjointLog(self.meter))
+        self.control = GradientControl(args.control_every, self.estimator, self.num_loops, self.meter)
 
     @staticmethod
     def _window(
@@ -224,11 +228,18 @@ class LoopedGRPOTrainer(GRPOSeam):
             self._measure(batch, sampled.detach(), output.state.detach(), state, fed)
         return sampled, entropies
 
+    def before_loss(self, batch: Batch) -> None:
+        if self.control.is_due(self.state.global_step):
+            with self.accelerator.autocast():
+                rollouts = policy_batch(batch, self.args.replay_from, self.temperature)
+                self.control.run(self.accelerator.unwrap_model(self.model), rollouts, self.state.global_step)
+
     @torch.no_grad()
     def _measure(self, batch: Batch, logps: Tensor, after: Tensor, before: Tensor | None, fed: Tensor) -> None:
         staleness = self.state.global_step - self._rollout_version
         self.meter.maximum("replay/staleness", staleness)
-        self.meter.mean("replay/neumann_steps", self.estimator.neumann_steps, 1)
+        if self.estimator.neumann_steps == 0:
+            self.meter.mean("replay/neumann_steps", 0, 1)
         kept = batch["completion_mask"].bool()
         if kept.any():
             gaps = (logps - batch["sampling_per_token_logps"])[kept].abs()

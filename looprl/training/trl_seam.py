@@ -8,7 +8,7 @@
 | `_generate_and_score_completions`            | `finish_rollout(batch, rewards)` on its result             |
 | `_calculate_rewards`                         | timed; its result [N, functions] goes to `finish_rollout`  |
 | `_get_per_token_logps_and_entropies`         | `score(model, ids, mask, rows, completion_length)`         |
-| `_compute_loss`                              | makes its micro-batch `micro_batch` while it scores        |
+| `_compute_loss`                              | after `before_loss(batch)`; its batch is `micro_batch`     |
 """
 
 from typing import Any, Protocol
@@ -60,6 +60,9 @@ class GRPOSeam(GRPOTrainer):
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [B, C] of the completion tokens of input_ids [B, P + C], rows of the batch."""
         raise NotImplementedError
+
+    def before_loss(self, batch: Batch) -> None:
+        """Look at a micro-batch before its loss is computed."""
 
     @property
     def scores_rollouts(self) -> bool:
@@ -114,6 +117,7 @@ class GRPOSeam(GRPOTrainer):
         return torch.cat(logps), torch.cat(entropies), None
 
     def _compute_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
+        self.before_loss(inputs)
         self._micro_batch = inputs
         try:
             return super()._compute_loss(model, inputs)
