@@ -24,6 +24,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("looprl.commands.train", "train a looped model by reinforcement learning"),
+    "gradients": Command("looprl.commands.gradients", "compare every estimator's gradient with full BPTT"),
     "bench": Command("looprl.commands.bench", "time every estimator, and an RL step beside stock TRL"),
     "pretrain": Command("looprl.commands.pretrain", "train a looped model on next tokens"),
     "recipes": Command("looprl.commands.recipes", "list the recipes that come with looprl, or copy one to edit"),
