@@ -49,7 +49,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.kill()
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel end this process when its parent ends, however that happens (Linux)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
@@ -60,5 +60,5 @@ def _die_with(parent: int) -> None:
 
 # vLLM's worker processes import this module again, under another name.
 if __name__ == "__main__":
-    _die_with(int(sys.argv[1]))
+    die_with(int(sys.argv[1]))
     sys.exit(main(sys.argv[2:]))

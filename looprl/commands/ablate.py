@@ -49,7 +49,9 @@ def run(argv: list[str]) -> int:
         folder = _open(recipe, arms)
         plan = [(arm, seed, run_folder(folder, arm.name, seed)) for seed, arm in product(recipe.seeds, arms)]
         left = [each for each in plan if not is_finished(each[2])]
-        _say(console, f"{len(arms)} arms x {len(recipe.seeds)} seeds in {folder}")
+        _say(
+            console, f"{len(arms)} arms x {len(recipe.seeds)} seeds in {folder}; once stopped, the same command goes on"
+        )
         if len(left) < len(plan):
             _say(console, f"{len(plan) - len(left)} of {len(plan)} runs are there already and are kept")
         rows, report = _write(recipe, arms, folder)

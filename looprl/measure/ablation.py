@@ -23,7 +23,7 @@ class ArmRun:
     """One finished run: pass rates (None where not measured) with their n, and per-step figures.
 
     update_seconds: scoring + backward of one update, the median over the steps. phases: mean seconds of a step by
-    phase, without evaluations. Both leave the first step out, which warms up. pass_rates, rewards: (step, value) over the training.
+    phase, without evaluations. Both leave the first step out, which warms up. pass_rates, rewards: (step, value).
     """
 
     seed: int

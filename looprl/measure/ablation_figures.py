@@ -5,7 +5,9 @@ Each is None where there is nothing to draw.
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from looprl.measure.ablation import ArmRow, Points
@@ -20,6 +22,7 @@ from looprl.measure.figures import (
 
 _COLUMNS = 3
 _SEED_MARKERS = "o^svDP"
+_MOST_MARKED = 20
 
 
 @drawn_as_png
@@ -36,30 +39,24 @@ def learning_curves(rows: Sequence[ArmRow], quantity: str, label: str) -> Figure
     lines = -(-len(shown) // columns)
     figure, axes = new_figure(columns, 0.5 + 2.1 * lines, lines, sharex=True, sharey=True)
     baseline = _mean(curves[rows[0].baseline])
-    many = len(max((curve for of_arm in curves.values() for curve in of_arm), key=len)) > 2 * _COLUMNS**2
+    seeds = sorted({run.seed for row in shown for run in row.runs})
     for panel, row in zip(axes, shown, strict=False):
         if row.arm != row.baseline and baseline:
             panel.plot(*zip(*baseline, strict=True), color="0.6", linewidth=3, label=f"mean of {row.baseline}")
-        for run, marker in zip(row.runs, _markers(len(row.runs)), strict=True):
-            points = getattr(run, quantity)
-            style = dict(linewidth=0.7, linestyle=":") if many else dict(linestyle="", marker=marker, markersize=3.5)
-            panel.plot(
-                *zip(*points, strict=True), color="0.0", markerfacecolor="none", label=f"seed {run.seed}", **style
-            )  # fmt: skip
+        for run in row.runs:
+            _draw_seed(panel, getattr(run, quantity), run.seed, seeds.index(run.seed))
         panel.plot(*zip(*_mean(curves[row.arm]), strict=True), color="0.0", linewidth=1.3, label="mean over seeds")
         panel.set_title(row.arm, loc="left", fontsize=9)
+        panel.set_xlabel(STEP_LABEL)
+        panel.tick_params(labelbottom=True)
     for panel in axes[len(shown) :]:
         panel.set_axis_off()
-    for index, panel in enumerate(axes[: len(shown)]):
-        if index % columns == 0:
-            panel.set_ylabel(label)
-        if index + columns >= len(shown):
-            panel.set_xlabel(STEP_LABEL)
-            panel.tick_params(labelbottom=True)
+    for panel in axes[: len(shown) : columns]:
+        panel.set_ylabel(label)
     if quantity == "pass_rates":
         axes[0].set_ylim(0, 1)
-    handles, labels = axes[len(shown) - 1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    named = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=min(len(named), 6))
     return figure
 
 
@@ -124,12 +121,21 @@ def seconds_by_phase(rows: Sequence[ArmRow]) -> Figure | None:
     return figure
 
 
+def _draw_seed(axes: Axes, points: Points, seed: int, index: int) -> None:
+    """One seed's curve: markers of its own where the points are few, otherwise a thin line."""
+    if not points:
+        return
+    look: dict[str, Any] = dict(color="0.0", linewidth=0.7, linestyle=":", label="one seed")
+    if len(points) <= _MOST_MARKED:
+        marker = _SEED_MARKERS[index % len(_SEED_MARKERS)]
+        look = dict(
+            color="0.0", linestyle="", marker=marker, markersize=3.5, markerfacecolor="none", label=f"seed {seed}"
+        )
+    axes.plot(*zip(*points, strict=True), **look)
+
+
 def _mean(curves: Sequence[Points]) -> Points:
     """The mean curve, at the steps that all curves have."""
     by_step = [dict(curve) for curve in curves]
     shared = set.intersection(*(set(curve) for curve in by_step)) if by_step else set()
     return [(step, statistics.fmean(curve[step] for curve in by_step)) for step in sorted(shared)]
-
-
-def _markers(count: int) -> str:
-    return "".join(_SEED_MARKERS[index % len(_SEED_MARKERS)] for index in range(count))
