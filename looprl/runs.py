@@ -218,6 +218,18 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def write_atomically(target: Path, text: str) -> None:
+    """Write a text file, whole or not at all; its folder is made."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with _open_utf8(temporary, "w") as file:
+            file.write(text)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def _without_secrets(settings: Any) -> Any:
     if not isinstance(settings, dict):
         return settings
@@ -237,17 +249,6 @@ def _finite(value: Any) -> Any:
 
 def _json_line(row: Mapping[str, Any]) -> str:
     return json.dumps(_finite(plain(row)), ensure_ascii=False) + "\n"
-
-
-def write_atomically(target: Path, text: str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with _open_utf8(temporary, "w") as file:
-            file.write(text)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _open_utf8(file: Path, mode: Literal["a", "w"]) -> TextIO:

@@ -12,7 +12,7 @@ from looprl.measure.ablation_figures import differences, learning_curves, second
 from looprl.measure.ablation_tables import Cells, cost_cells, quality_cells, run_cells, transfer_cells
 from looprl.measure.page import figure, notes, number_table, page, section, shown
 from looprl.measure.report import REPORT_FILE
-from looprl.runs import plain
+from looprl.runs import plain, write_atomically
 
 ROWS_FILE = "ablation.json"
 
@@ -22,7 +22,7 @@ def write_ablation_report(folder: Path, rows: Sequence[ArmRow], num_runs: int, s
 
     num_runs: how many runs the ablation has in all; `rows` hold those that are finished. settings: what was compared.
     """
-    (folder / ROWS_FILE).write_text(json.dumps(plain(list(rows)), indent=1) + "\n", encoding="utf-8")
+    write_atomically(folder / ROWS_FILE, json.dumps(plain(list(rows)), indent=1) + "\n")
     figures = {
         "pass_at_1.png": learning_curves(rows, "pass_rates", "pass@1 (share of prompts)"),
         "differences.png": differences(rows),
@@ -34,36 +34,36 @@ def write_ablation_report(folder: Path, rows: Sequence[ArmRow], num_runs: int, s
             (folder / name).write_bytes(png)
     finished = sum(len(row.runs) for row in rows)
     missing = [f"{finished} of {num_runs} runs are finished; this is what they show."] if finished < num_runs else []
-    quality, transfer = quality_cells(rows), transfer_cells(rows)
+    quality, transfer, cost = quality_cells(rows), transfer_cells(rows), cost_cells(rows)
     sections = [
         notes(missing),
-        section(
-            "Result", _table(quality) + (_table(transfer) if transfer else "") + _table(cost_cells(rows)) + _READING
-        ),
+        section("Result", _table(quality.beside(cost)) + (_table(transfer) if transfer else "") + _READING),
         section(
             "Learning curves",
             figure(
                 figures["pass_at_1.png"],
-                f"pass@1 by step, a panel for each arm. {_in_words(quality)}",
+                f"pass@1 by step, a panel for each arm; after training: {quality.in_words(1)}",
                 "pass@1 on the held-out prompts, the same for all arms and seeds.",
             )
             + figure(
                 figures["reward.png"],
-                "Mean reward by step, a panel for each arm.",
+                "Mean reward by step, a panel for each arm",
                 "Mean reward of the completions sampled in each step.",
             ),
         ),
         section(
             f"Differences to {shown(rows[0].baseline)}",
             figure(
-                figures["differences.png"], _in_words(quality), "Each seed's difference, their mean and its interval."
+                figures["differences.png"],
+                f"Difference in pass@1 after training: {quality.in_words(2)}",
+                "Each seed's difference, their mean and its interval.",
             ),
         ),
         section(
             "Where the time went",
             figure(
                 figures["seconds_by_phase.png"],
-                f"Seconds of a step by phase, a bar for each arm. {_in_words(cost_cells(rows))}",
+                f"Seconds of a step by phase, a bar for each arm; scoring + backward: {cost.in_words(0)}",
                 "Means over all steps but the first, and over the seeds; without evaluations on the way.",
             ),
         ),
@@ -71,7 +71,7 @@ def write_ablation_report(folder: Path, rows: Sequence[ArmRow], num_runs: int, s
         section("Configuration", f'<pre class="config">{shown(_yaml(settings), None)}</pre>'),
     ]
     target = folder / REPORT_FILE
-    target.write_text(page(f"looprl ablation {folder.resolve().name}", sections), encoding="utf-8")
+    write_atomically(target, page(f"looprl ablation {folder.resolve().name}", sections))
     return target
 
 
@@ -85,14 +85,6 @@ _READING = (
 
 def _table(cells: Cells) -> str:
     return f"<h3>{shown(cells.title)}</h3>" + number_table(cells.columns, cells.rows)
-
-
-def _in_words(cells: Cells) -> str:
-    rows = (
-        "; ".join(f"{name} {column} {cell}" for column, cell in zip(cells.columns, row, strict=True))
-        for name, row in cells.rows
-    )
-    return ". ".join(rows)
 
 
 def _yaml(settings: Mapping[str, Any]) -> str:

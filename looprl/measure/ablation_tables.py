@@ -18,6 +18,15 @@ class Cells(NamedTuple):
     columns: list[str]
     rows: list[tuple[str, list[str]]]
 
+    def beside(self, other: "Cells") -> "Cells":
+        """Both in one table; they have the same rows."""
+        pairs = zip(self.rows, other.rows, strict=True)
+        return Cells(self.title, self.columns + other.columns, [(name, row + more) for (name, row), (_, more) in pairs])
+
+    def in_words(self, column: int) -> str:
+        """One column as a sentence, for those who cannot see a figure."""
+        return ", ".join(f"{name} {cells[column]}" for name, cells in self.rows)
+
 
 def quality_cells(rows: Sequence[ArmRow]) -> Cells:
     """pass@1 before and after training, and the difference to the baseline."""
@@ -52,8 +61,8 @@ def transfer_cells(rows: Sequence[ArmRow]) -> Cells | None:
 def cost_cells(rows: Sequence[ArmRow]) -> Cells:
     """Seconds of scoring + backward per update, and the speed-up over the baseline."""
     return Cells(
-        "cost of an update: scoring + backward",
-        ["seconds", "speed-up"],
+        "cost of an update",
+        ["scoring + backward (s)", "speed-up"],
         [(row.arm, [_spread(row.seconds), "-" if row.speedup is None else f"{row.speedup:.2f} x"]) for row in rows],
     )
 

@@ -47,7 +47,7 @@ class AblationRecipe:
     baseline: str = field(default="full", metadata={"help": "The arm that the others are compared with."})
     overrides: dict = field(default_factory=dict, metadata={"help": "Recipe keys that are changed for all arms."})
     output_dir: str | None = field(
-        default=None, metadata={"help": "Folder of all runs; where it has finished runs, they are kept."}
+        default=None, metadata={"help": "Folder of all runs, by default runs/RECIPE; finished runs in it are kept."}
     )
     overwrite: bool = field(default=False, metadata={"help": "Start anew in a folder that has runs."})
 
