@@ -47,23 +47,8 @@ def run(argv: list[str]) -> int:
     console = Console()
     with _locked(Path(recipe.output_dir)) as lock:
         folder = _open(recipe, arms)
-        plan = [(arm, seed, run_folder(folder, arm.name, seed)) for seed, arm in product(recipe.seeds, arms)]
-        left = [each for each in plan if not is_finished(each[2])]
-        _say(
-            console, f"{len(arms)} arms x {len(recipe.seeds)} seeds in {folder}; once stopped, the same command goes on"
-        )
-        if len(left) < len(plan):
-            _say(console, f"{len(plan) - len(left)} of {len(plan)} runs are there already and are kept")
+        _train_missing(recipe, arms, folder, lock, console)
         rows, report = _write(recipe, arms, folder)
-        durations: list[float] = []
-        for number, (arm, seed, target) in enumerate(left, start=len(plan) - len(left) + 1):
-            title = f"[{number}/{len(plan)}] {arm.name}, seed {seed}"
-            durations.append(_train(console, title, arm, seed, target, lock))
-            rows, report = _write(recipe, arms, folder)
-            done = read_arm_run(target, seed)
-            to_go = (len(plan) - number) * statistics.mean(durations)
-            rates = f"pass@1 {rate(done.pass_at_1_before)} -> {rate(done.pass_at_1_after)}"
-            _say(console, f"{title}: {rates} in {durations[-1]:.0f} s" + (f"; {_about(to_go)} left" if to_go else ""))
     for cells in filter(None, (quality_cells(rows), transfer_cells(rows), cost_cells(rows))):
         console.print(as_text(cells))
     _say(console, f"ablation folder: {folder}")
@@ -132,6 +117,28 @@ def _check_same(path: Path, arms: Sequence[Arm]) -> None:
                         f"{path} has runs of arm {arm.name!r} with {_setting(before, key)}, but it is asked for with "
                         f"{_setting(now, key)}: give another --output_dir, or start anew with --overwrite"
                     )
+
+
+def _train_missing(recipe: AblationRecipe, arms: Sequence[Arm], folder: Path, lock: int, console: Console) -> None:
+    """Train the runs that are not finished, a seed of every arm before the next, so that a slow hour slows all alike.
+
+    The report is written anew after each run, and a line says how far it is.
+    """
+    plan = [(arm, seed, run_folder(folder, arm.name, seed)) for seed, arm in product(recipe.seeds, arms)]
+    missing = [each for each in plan if not is_finished(each[2])]
+    kept = len(plan) - len(missing)
+    _say(console, f"{len(arms)} arms x {len(recipe.seeds)} seeds in {folder}; once stopped, the same command goes on")
+    if kept:
+        _say(console, f"{kept} of {len(plan)} runs are there already and are kept")
+    durations: list[float] = []
+    for number, (arm, seed, target) in enumerate(missing, start=kept + 1):
+        title = f"[{number}/{len(plan)}] {arm.name}, seed {seed}"
+        durations.append(_train(console, title, arm, seed, target, lock))
+        _write(recipe, arms, folder)
+        done = read_arm_run(target, seed)
+        to_go = (len(plan) - number) * statistics.mean(durations)
+        rates = f"pass@1 {rate(done.pass_at_1_before)} -> {rate(done.pass_at_1_after)}"
+        _say(console, f"{title}: {rates} in {durations[-1]:.0f} s" + (f"; {_about(to_go)} left" if to_go else ""))
 
 
 def _train(console: Console, title: str, arm: Arm, seed: int, target: Path, lock: int) -> float:

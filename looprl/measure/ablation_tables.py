@@ -30,32 +30,16 @@ class Cells(NamedTuple):
 
 def quality_cells(rows: Sequence[ArmRow]) -> Cells:
     """pass@1 before and after training, and the difference to the baseline."""
-    return Cells(
-        f"pass@1 on {_counts(rows, 'n')} held-out prompts: mean ± standard deviation over {_seeds(rows)}",
-        ["before", "after", f"after - {rows[0].baseline}'s, 95 % interval"],
-        [(r.arm, [_spread(r.pass_at_1_before), _spread(r.pass_at_1_after), _difference(r.difference)]) for r in rows],
-    )
+    title = f"pass@1 on {_counts(rows, 'n')} held-out prompts: mean ± standard deviation over {_seeds(rows)}"
+    return _rates(title, rows, "")
 
 
 def transfer_cells(rows: Sequence[ArmRow]) -> Cells | None:
     """The same on the second task; None where there is none."""
     if all(row.transfer_pass_at_1_after is None for row in rows):
         return None
-    return Cells(
-        f"transfer: pass@1 on {_counts(rows, 'transfer_n')} prompts of a task that was not trained on",
-        ["before", "after", f"after - {rows[0].baseline}'s, 95 % interval"],
-        [
-            (
-                row.arm,
-                [
-                    _spread(row.transfer_pass_at_1_before),
-                    _spread(row.transfer_pass_at_1_after),
-                    _difference(row.transfer_difference),
-                ],
-            )
-            for row in rows
-        ],
-    )
+    title = f"transfer: pass@1 on {_counts(rows, 'transfer_n')} prompts of a task that was not trained on"
+    return _rates(title, rows, "transfer_")
 
 
 def cost_cells(rows: Sequence[ArmRow]) -> Cells:
@@ -98,6 +82,19 @@ def as_text(cells: Cells) -> Table:
     for name, row in cells.rows:
         table.add_row(name, *row)
     return table
+
+
+def _rates(title: str, rows: Sequence[ArmRow], prefix: str) -> Cells:
+    cells = [
+        [
+            _spread(getattr(row, f"{prefix}pass_at_1_before")),
+            _spread(getattr(row, f"{prefix}pass_at_1_after")),
+            _difference(getattr(row, f"{prefix}difference")),
+        ]
+        for row in rows
+    ]
+    columns = ["before", "after", f"after - {rows[0].baseline}'s, 95 % interval"]
+    return Cells(title, columns, [(row.arm, of_row) for row, of_row in zip(rows, cells, strict=True)])
 
 
 def _spread(spread: Spread | None) -> str:
