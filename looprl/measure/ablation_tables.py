@@ -1,31 +1,11 @@
 """The tables of an ablation, as cells: the terminal and the report show the same ones."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-from rich import box
-from rich.table import Table
 
 from looprl.measure.ablation import ArmRow
+from looprl.measure.cells import Cells
 from looprl.measure.paired import Difference, Spread
 from looprl.measure.summary import rate
-
-
-class Cells(NamedTuple):
-    """A table: what it shows, its column names, and each row's name with its cells."""
-
-    title: str
-    columns: list[str]
-    rows: list[tuple[str, list[str]]]
-
-    def beside(self, other: "Cells") -> "Cells":
-        """Both in one table; they have the same rows."""
-        pairs = zip(self.rows, other.rows, strict=True)
-        return Cells(self.title, self.columns + other.columns, [(name, row + more) for (name, row), (_, more) in pairs])
-
-    def in_words(self, column: int) -> str:
-        """One column as a sentence, for those who cannot see a figure."""
-        return ", ".join(f"{name} {cells[column]}" for name, cells in self.rows)
 
 
 def quality_cells(rows: Sequence[ArmRow]) -> Cells:
@@ -46,6 +26,7 @@ def cost_cells(rows: Sequence[ArmRow]) -> Cells:
     """Seconds of scoring + backward per update, and the speed-up over the baseline."""
     return Cells(
         "cost of an update",
+        "arm",
         ["scoring + backward (s)", "speed-up"],
         [(row.arm, [_spread(row.seconds), "-" if row.speedup is None else f"{row.speedup:.2f} x"]) for row in rows],
     )
@@ -55,6 +36,7 @@ def run_cells(rows: Sequence[ArmRow]) -> Cells:
     """Every run by itself."""
     return Cells(
         "every run",
+        "run",
         ["before", "after", "transfer before", "transfer after", "s per update"],
         [
             (
@@ -73,17 +55,6 @@ def run_cells(rows: Sequence[ArmRow]) -> Cells:
     )
 
 
-def as_text(cells: Cells) -> Table:
-    """A table for the terminal, 80 columns wide with arm names of up to 24."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=cells.title, title_justify="left", title_style="")
-    table.add_column("arm", overflow="fold")
-    for column in cells.columns:
-        table.add_column(column, justify="right")
-    for name, row in cells.rows:
-        table.add_row(name, *row)
-    return table
-
-
 def _rates(title: str, rows: Sequence[ArmRow], prefix: str) -> Cells:
     cells = [
         [
@@ -94,7 +65,7 @@ def _rates(title: str, rows: Sequence[ArmRow], prefix: str) -> Cells:
         for row in rows
     ]
     columns = ["before", "after", f"after - {rows[0].baseline}'s, 95 % interval"]
-    return Cells(title, columns, [(row.arm, of_row) for row, of_row in zip(rows, cells, strict=True)])
+    return Cells(title, "arm", columns, [(row.arm, of_row) for row, of_row in zip(rows, cells, strict=True)])
 
 
 def _spread(spread: Spread | None) -> str:
