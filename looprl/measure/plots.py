@@ -142,17 +142,20 @@ def control(rows: Rows) -> Figure | None:
     shown = [(name, style, marker, *_shortfalls(rows, key)) for key, name, style, marker in distances]
     if not any(steps for *_, steps, _ in shown):
         return None
-    figure, (fidelity, series_shown) = new_figure(2)
-    for name, style, marker, steps, values in shown:
-        line(fidelity, steps, values, name, "0.0", style, marker)
-    fidelity.set_yscale("log")
-    _finish(fidelity, "1 - cosine to full BPTT")
-    for key, name, style, marker in (
+    terms = [
         ("replay/spectral_radius", "last ratio of terms", "-", "o"),
         ("replay/neumann_remainder", "last term / adjoint", ":", "^"),
-    ):
-        line(series_shown, *series(rows, key), name, "0.0", style, marker)
-    _finish(series_shown, "Neumann series (mean over sequences)")
+    ]
+    has_series = any(series(rows, key)[0] for key, *_ in terms)
+    figure, all_axes = new_figure(1 + has_series)
+    for name, style, marker, steps, values in shown:
+        line(all_axes[0], steps, values, name, "0.0", style, marker)
+    all_axes[0].set_yscale("log")
+    _finish(all_axes[0], "1 - cosine to full BPTT")
+    if has_series:
+        for key, name, style, marker in terms:
+            line(all_axes[1], *series(rows, key), name, "0.0", style, marker)
+        _finish(all_axes[1], "Neumann series (mean over sequences)")
     return figure
 
 
