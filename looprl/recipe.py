@@ -46,6 +46,21 @@ def parse_recipe(
             required key that is not given, or settings that a dataclass refuses.
         SystemExit: after printing the help that `--help` asks for.
     """
+    values, shown = _parse_values(config_classes, argv, prog, defaults)
+    return tuple(_build(config_class, values, shown) for config_class in config_classes)
+
+
+def read_recipe(
+    config_classes: tuple[type, ...], argv: list[str], prog: str, defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """As `parse_recipe`, but the settings that are given, with their types checked, in the place of instances."""
+    return _parse_values(config_classes, argv, prog, defaults)[0]
+
+
+def _parse_values(
+    config_classes: tuple[type, ...], argv: list[str], prog: str, defaults: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], str]:
+    """The settings that are given, and how messages call where they stand."""
     keys = _collect_keys(config_classes)
     recipe, flags = _split_recipe(argv)
     flag_values = _read_flags(_flag_parser(keys, prog), keys, flags)
@@ -57,7 +72,7 @@ def parse_recipe(
     if missing:
         flags_needed = " ".join(f"--{name} ..." for name in missing)
         raise RecipeError(f"{shown}: {', '.join(missing)} must be given, in the recipe or as {flags_needed}")
-    return tuple(_build(config_class, values, shown) for config_class in config_classes)
+    return values, shown
 
 
 def parse_settings(config_classes: tuple[type, ...], settings: Mapping[str, Any], shown: str) -> tuple[Any, ...]:

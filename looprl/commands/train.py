@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -9,34 +10,41 @@ from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from looprl.launch import launch
 from looprl.measure.evaluate import EvalSet, Evaluation
 from looprl.measure.report import write_report
 from looprl.measure.summary import print_summary
 from looprl.models import load_model
-from looprl.recipe import parse_recipe, recipe_name
+from looprl.recipe import parse_recipe, read_recipe, recipe_name
 from looprl.runs import RunFolder, read_metrics
 from looprl.training.callbacks import MetricsToRunFolder, show_only_progress_line
 from looprl.training.config import LoopedGRPOConfig
+from looprl.training.distributed import launched_processes
 from looprl.training.eval_every import EvalEvery, evaluate_now
 from looprl.training.trackers import check_trackers
 from looprl.training.train_recipe import TrainRecipe, load_task
 from looprl.training.trainer import LoopedGRPOTrainer
+from looprl.training.zero import parameter_count
+
+CONFIGS = (TrainRecipe, LoopedGRPOConfig)
 
 
 def run(argv: list[str]) -> int:
     """Evaluate, train, evaluate, and print what changed."""
     logging.disable_progress_bar()  # of loading and saving weights
-    name = recipe_name(argv) or "train"
-    recipe, args = parse_recipe(
-        (TrainRecipe, LoopedGRPOConfig), argv, "looprl train", defaults={"output_dir": f"runs/{name}"}
-    )
+    defaults = {"output_dir": f"runs/{recipe_name(argv) or 'train'}"}
+    settings = read_recipe(CONFIGS, argv, "looprl train", defaults)
+    if launched_processes() is None and (settings.get("num_processes") or settings.get("zero_stage")):
+        RunFolder.check(settings["output_dir"], overwrite=settings.get("overwrite", False))
+        return launch(["train", *argv], settings.get("num_processes") or 1)
+    recipe, args = parse_recipe(CONFIGS, argv, "looprl train", defaults)
     check_trackers(args.report_to)
     RunFolder.check(args.output_dir, overwrite=recipe.overwrite)
-    settings = {"command": "train", **vars(recipe), **args.to_dict()}
+    resolved = {"command": "train", **vars(recipe), **args.to_dict()}
     task = load_task(recipe, args.seed)
     model = load_model(task.model_path)
-    console = Console()
-    console.print(f"{recipe.model}: {model.num_parameters():,} parameters; starting the rollout engine")
+    console = Console(quiet=args.process_index > 0)
+    console.print(f"{recipe.model}: {parameter_count(model):,} parameters; starting {_engines(args.world_size)}")
     trainer = LoopedGRPOTrainer(
         model,
         task.rewards,
@@ -46,8 +54,10 @@ def run(argv: list[str]) -> int:
         eval_sets=list(task.eval_sets.values()),
     )
     # only now, so that a run which cannot start leaves the one that it would replace
-    folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite)
-    folder.write_config(settings)
+    folder = RunFolder(Path(args.output_dir))
+    if trainer.is_world_process_zero():
+        folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite)
+        folder.write_config(resolved)
     trainer.on_completions = folder.write_completions
     trainer.add_callback(MetricsToRunFolder(folder))
     if recipe.eval_every is not None and task.held_out is not None:
@@ -56,12 +66,18 @@ def run(argv: list[str]) -> int:
     try:
         summary, samples = _train(trainer, task.eval_sets, folder)
     except KeyboardInterrupt:
-        write_report(folder.path)
+        if trainer.is_world_process_zero():
+            write_report(folder.path)
         raise
-    report = write_report(folder.path)
-    print_summary(console, summary, read_metrics(folder.path / "metrics.jsonl"), samples, folder.path)
-    console.print(Text(f"report: {report}"), soft_wrap=True)
+    if trainer.is_world_process_zero():
+        report = write_report(folder.path)
+        print_summary(console, summary, read_metrics(folder.path / "metrics.jsonl"), samples, folder.path)
+        console.print(Text(f"report: {report}"), soft_wrap=True)
     return 0
+
+
+def _engines(count: int) -> str:
+    return "the rollout engine" if count == 1 else f"{count} rollout engines, one for each process"
 
 
 def _train(
@@ -81,7 +97,8 @@ def _train(
     if "transfer" in eval_sets:
         summary |= _pass_rates(before["transfer"], after["transfer"], "transfer_")
     summary |= {"steps": trainer.state.global_step, "seconds": seconds}
-    folder.write_summary(summary)
+    if trainer.is_world_process_zero():
+        folder.write_summary(summary)
     samples = []
     if "eval" in eval_sets:
         samples = [
@@ -102,7 +119,8 @@ def _evaluate(
     evaluations = {}
     for name, eval_set in eval_sets.items():
         evaluations[name] = evaluate_now(trainer, eval_set)
-        folder.write_completions(f"{name}-{when}", evaluations[name].rows)
+        if trainer.is_world_process_zero():
+            folder.write_completions(f"{name}-{when}", evaluations[name].rows)
     trainer.meter.flush()  # these evaluations are no part of a step
     return evaluations
 

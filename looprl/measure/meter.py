@@ -2,8 +2,9 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ class StepMeter:
     """Collects what happens between two logs.
 
     `phase(name)` adds seconds; `count(name, n)` adds; `mean(name, total, n)` averages over n; `maximum(name, x)`
-    keeps the largest.
+    keeps the largest. Of several processes, seconds are averaged and everything else is taken together.
     """
 
     def __init__(self) -> None:
@@ -52,12 +53,23 @@ class StepMeter:
     def maximum(self, name: str, value: float) -> None:
         self._maxima[name] = max(value, self._maxima.get(name, value))
 
-    def flush(self) -> dict[str, float]:
-        """Everything since the last flush, and start anew."""
-        values = dict(self._sums) | self._maxima
-        values |= {name: total / weight for name, (total, weight) in self._means.items() if weight}
+    def flush(self, gather: Callable[[list[Any]], list[Any]] = list) -> dict[str, float]:
+        """Everything since the last flush, and start anew.
+
+        gather: brings the lists of all processes together, in each of them (`accelerate.utils.gather_object`).
+        """
+        meters = gather([(dict(self._sums), dict(self._means), dict(self._maxima))])
         self.__init__()  # type: ignore[misc]
-        return values
+        everywhere = StepMeter()
+        for sums, means, maxima in meters:
+            for name, amount in sums.items():
+                everywhere.count(name, amount / len(meters) if name.startswith("time/") else amount)
+            for name, (total, weight) in means.items():
+                everywhere.mean(name, total, weight)
+            for name, value in maxima.items():
+                everywhere.maximum(name, value)
+        values = dict(everywhere._sums) | everywhere._maxima
+        return values | {name: total / weight for name, (total, weight) in everywhere._means.items() if weight}
 
 
 def _now() -> float:

@@ -10,6 +10,7 @@ from looprl.measure.meter import StepMeter
 from looprl.rollout.engine import RolloutEngine, RolloutError, Sampling
 from looprl.rollout.random_state import rollout_seed
 from looprl.rollout.record import RolloutRecord
+from looprl.training.zero import gathered
 
 
 class ColocatedRollouts:
@@ -39,7 +40,7 @@ class ColocatedRollouts:
     def sync_weights(self) -> None:
         """Give the engine the trainer's present weights."""
         with self.meter.phase("sync"):
-            self.engine.sync_weights(self.model.named_parameters(), self.step())
+            self.engine.sync_weights(gathered(self.model), self.step())
 
     def generate(
         self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from looprl.gradients import AdjointSolver, Estimator, NeumannSteps
 from looprl.gradients.adjoint import AdjointMethod
 from looprl.gradients.estimator import Preset, ReplayFrom
 from looprl.rollout.record import KVPolicy
+from looprl.training.distributed import configured, join_processes, launched_processes
+from looprl.training.zero import STAGES, zero_settings
 
 
 @dataclass
@@ -60,6 +63,21 @@ class LoopedGRPOConfig(GRPOConfig):
         default=0, metadata={"help": "Optimizer steps that a rollout may be behind the weights it updates."}
     )
 
+    num_processes: int | None = field(
+        default=None,
+        metadata={
+            "help": "Processes on this machine that train together, each with its own rollout engine; looprl starts "
+            "them. Leave it out under another launcher."
+        },
+    )
+    zero_stage: int | None = field(
+        default=None,
+        metadata={"help": "ZeRO stage of DeepSpeed, 1, 2 or 3; several processes need one.", "choices": STAGES},
+    )
+    offload_optimizer: bool = field(
+        default=False, metadata={"help": "With zero_stage: keep the optimizer's state in the CPU's memory."}
+    )
+
     use_vllm: bool = field(default=True, metadata={"help": "Rollouts run in vLLM; this must stay true."})
     loss_type: str = field(default="dr_grpo", metadata={"help": "Loss; Dr. GRPO divides by a constant length."})
     scale_rewards: str = field(
@@ -92,14 +110,15 @@ class LoopedGRPOConfig(GRPOConfig):
     disable_tqdm: bool | None = field(default=True, metadata={"help": "TRL's own progress bar; looprl shows its own."})
 
     def __post_init__(self) -> None:
-        if not torch.cuda.is_available():
-            self.use_cpu = True
         if self.bf16 is None:
-            self.bf16 = not (self.use_cpu or self.fp16)
+            self.bf16 = torch.cuda.is_available() and not (self.use_cpu or self.fp16)
         self._refuse_biased_sampling()
         self._refuse_unsupported()
         self.vllm_importance_sampling_correction = not self.replay_is_exact
+        self._join_processes()
         super().__post_init__()
+        if self.control_every is not None and self.deepspeed and self.hf_deepspeed_config.is_zero3():
+            raise UserError("control_every needs whole weights, which ZeRO-3 holds in shards: use zero_stage 1 or 2")
         self.make_estimator()
         if self.staleness > self.max_staleness:
             raise UserError(
@@ -130,6 +149,30 @@ class LoopedGRPOConfig(GRPOConfig):
             self.adjoint_solver,
             self.neumann_tolerance,
         )
+
+    def _join_processes(self) -> None:
+        """Become one of the launcher's processes, or without a launcher the only one."""
+        launched = launched_processes()
+        if self.num_processes not in (None, launched or 1):
+            raise UserError(
+                f"num_processes is {self.num_processes}, but the launcher started {launched or 1}: `looprl train` "
+                "starts them itself; with another launcher leave num_processes out"
+            )
+        if self.zero_stage is not None:
+            if self.deepspeed is not None:
+                raise UserError("zero_stage and deepspeed exclude each other: give one of them")
+            self.deepspeed = zero_settings(self.zero_stage, self.offload_optimizer)
+        elif self.offload_optimizer:
+            raise UserError("offload_optimizer needs zero_stage; in a DeepSpeed file it is the key offload_optimizer")
+        if launched is None:
+            if self.deepspeed is not None:
+                raise UserError("ZeRO needs a launcher, even for one process: start with `looprl train` or torchrun")
+            self.use_cpu = self.use_cpu or not torch.cuda.is_available()
+            return
+        if self.deepspeed is None:
+            raise UserError(f"the launcher started {launched} processes: set zero_stage to 1, 2 or 3")
+        join_processes(timedelta(seconds=self.ddp_timeout))
+        self.accelerator_config = configured(self.accelerator_config)
 
     def _refuse_biased_sampling(self) -> None:
         neutral: dict[str, tuple[Any, ...]] = {

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from looprl.measure.evaluate import EvalSet, Evaluation, evaluate
@@ -14,16 +15,20 @@ EVAL_METRIC = "eval_pass_at_1"
 def evaluate_now(trainer: LoopedGRPOTrainer, eval_set: EvalSet) -> Evaluation:
     """Evaluate the trainer's present weights, which the engine then has.
 
-    The training's random states stay as they are. The trainer's meter is given `time/sync` and `time/evaluation`.
+    Each process samples its share of the prompts, and all have the whole result. The training's random states stay as
+    they are. The trainer's meter is given `time/sync` and `time/evaluation`.
     """
     trainer.vllm_generation.sync_weights()
+    processes, index = trainer.accelerator.num_processes, trainer.accelerator.process_index
+    share = eval_set.prompts.shard(processes, index, contiguous=True)
     sampling = trainer.sampling()
     if eval_set.max_completion_length is not None:
         sampling = replace(sampling, max_tokens=eval_set.max_completion_length)
     with preserved_random_state(), trainer.meter.phase("evaluation"):
-        return evaluate(
-            trainer.engine, trainer.processing_class, eval_set.prompts, eval_set.reward, sampling, trainer.args.seed
+        ours = evaluate(
+            trainer.engine, trainer.processing_class, share, eval_set.reward, sampling, trainer.args.seed + index
         )
+        return Evaluation.of(gather_object(ours.rows))
 
 
 class EvalEvery(TrainerCallback):

@@ -30,8 +30,10 @@ from looprl.training.advantages import zero_variance_groups
 from looprl.training.colocated_rollouts import ColocatedRollouts
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.control import GradientControl, policy_batch
+from looprl.training.distributed import check_processes
 from looprl.training.optimizer_time import OptimizerTime
 from looprl.training.trl_seam import Batch, GRPOSeam
+from looprl.training.zero import keep_core_whole
 
 CompletionsWriter = Callable[[str, list[dict[str, Any]]], object]
 
@@ -61,16 +63,14 @@ class LoopedGRPOTrainer(GRPOSeam):
     ):
         """Load the model if it is a path, start the engine, check that every prompt fits.
 
-        Raises ModelError on a model that is not looped, UserError on PEFT adapters, on several processes and on
-        prompts that do not fit the window.
+        Raises ModelError on a model that is not looped, UserError on PEFT adapters, on prompts that do not fit the
+        window, and when the trainer does not see every process that the launcher started.
         """
         if peft_config is not None or hasattr(model, "peft_config"):
             raise UserError(
                 "PEFT adapters are not supported: the rollout engine syncs full weights. Merge the adapter first "
                 "(merge_and_unload) and train the merged model"
             )
-        if args.world_size > 1:
-            raise UserError(f"looprl trains in one process, but the launcher started {args.world_size}")
         if isinstance(model, str):
             model = load_model(model, **(args.model_init_kwargs or {}))
         if not isinstance(model, LoopedForCausalLM):
@@ -87,6 +87,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         sampled += [("evaluation", eval_dataset, length)] if eval_dataset is not None else []
         sampled += [(each.name, each.prompts, each.max_completion_length or length) for each in eval_sets]
         self.window = self._window(model, args, processing_class, sampled)
+        keep_core_whole(model)
         super().__init__(
             model=model,
             reward_funcs=[checked(reward) for reward in rewards],
@@ -97,6 +98,7 @@ class LoopedGRPOTrainer(GRPOSeam):
             callbacks=callbacks,
             **trl_arguments,
         )
+        check_processes(self.accelerator)
         self.add_callback(OptimizerTime(self.meter))
         self.estimator = replace(args.make_estimator(), on_solved=AdjointLog(self.meter))
         self.control = GradientControl(args.control_every, self.estimator, self.num_loops, self.meter)
@@ -187,9 +189,10 @@ class LoopedGRPOTrainer(GRPOSeam):
 
     def _silence(self, batch: Batch, rewards: Tensor, empty: Tensor) -> None:
         equal = zero_variance_groups(rewards, self.reward_weights.to(rewards.device), self.num_generations)
-        local = len(batch["advantages"])
-        first = self.accelerator.process_index * local
-        batch["advantages"] = batch["advantages"].masked_fill(equal[first : first + local], 0.0)
+        count = len(batch["advantages"])
+        ours = slice(self.accelerator.process_index * count, (self.accelerator.process_index + 1) * count)
+        rewards, equal = rewards[ours], equal[ours]
+        batch["advantages"] = batch["advantages"].masked_fill(equal, 0.0)
         batch["completion_mask"] = batch["completion_mask"] * ~empty.to(equal.device).unsqueeze(1)
         self.meter.count("dropped/unscorable", float(rewards.isnan().all(dim=1).sum()))
         self.meter.count("dropped/zero_variance_groups", float(equal.sum()) / self.num_generations)

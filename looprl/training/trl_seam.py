@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
@@ -138,5 +139,5 @@ class GRPOSeam(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the meter's values to what TRL logs in training."""
         if self.model.training:
-            logs |= self.meter.flush()
+            logs |= self.meter.flush(gather_object)
         super().log(logs, start_time)

@@ -1,0 +1,65 @@
+"""Every touch of DeepSpeed 0.19: its settings, the core as a ZeRO-3 leaf, weights gathered from their shards."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+from deepspeed.utils import set_z3_leaf_modules
+from torch import Tensor, nn
+
+from looprl.models import LoopedForCausalLM
+from looprl.shipped import with_shipped
+
+DEEPSPEED_VERSION = "0.19"
+STAGES = (1, 2, 3)
+FILES = "recipes/deepspeed/zero{stage}.json"
+Settings = dict[str, Any]
+
+
+def zero_settings(stage: int, offload_optimizer: bool = False) -> Settings:
+    """DeepSpeed's settings of a ZeRO stage, as in `recipes/deepspeed/`; optionally with its optimizer on the CPU.
+
+    DeepSpeed's own Adam for the CPU is compiled at its first use; without a GPU torch's does the same there.
+    """
+    settings = json.loads(Path(with_shipped(FILES.format(stage=stage))).read_text(encoding="utf-8"))
+    if offload_optimizer:
+        settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        settings["zero_force_ds_cpu_optimizer"] = torch.cuda.is_available()
+    return settings
+
+
+def skip_shared_memory_build() -> None:
+    """Keep DeepSpeed from compiling its collectives in shared memory for a CPU, which takes minutes: gloo does."""
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def keep_core_whole(model: LoopedForCausalLM) -> None:
+    """Have ZeRO-3 gather the core as one: the adjoint's products then run within one gather, whatever their number.
+
+    To be called before DeepSpeed takes the model over.
+    """
+    set_z3_leaf_modules(model, [type(model.model.core)])
+
+
+def is_sharded(parameter: nn.Parameter) -> bool:
+    """Whether ZeRO-3 holds the parameter in shards."""
+    return hasattr(parameter, "ds_id")
+
+
+def gathered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names and whole values of the parameters, a shared one once; each is gathered when its turn comes.
+
+    Every process has to run through all of them, since gathering is a collective.
+    """
+    for name, parameter in model.named_parameters():
+        with GatheredParameters([parameter], enabled=is_sharded(parameter)):
+            yield name, parameter.detach()
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Parameters of the whole model, a shared one once."""
+    return sum(p.ds_numel if is_sharded(p) else p.numel() for p in model.parameters())
