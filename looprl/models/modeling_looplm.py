@@ -38,6 +38,7 @@ class LoopLMPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     _no_split_modules = ["Block", "LoopLMCore"]
     _supports_sdpa = True
+    supports_gradient_checkpointing = True
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -65,7 +66,16 @@ class LoopLMModel(LoopedModel, LoopLMPreTrainedModel):
         first = config.num_prelude_layers + config.num_core_layers
         self.coda_layers = nn.ModuleList(Block(config, first + i) for i in range(config.num_coda_layers))
         self.norm = make_norm(config)
+        self.gradient_checkpointing = False  # of prelude and coda; the adjoint's products need the core's activations
         self.post_init()
+
+    def _run(self, layers: nn.ModuleList, x: Tensor, context: LoopContext) -> Tensor:
+        for layer in layers:
+            if self.gradient_checkpointing and self.training:
+                x = self._gradient_checkpointing_func(layer.__call__, x, context)
+            else:
+                x = layer(x, context)
+        return x
 
     def context(self, input_ids: Tensor, attention_mask: Tensor | None, cache: Cache | None = None) -> LoopContext:
         batch, length = input_ids.shape
@@ -95,15 +105,10 @@ class LoopLMModel(LoopedModel, LoopLMPreTrainedModel):
     ) -> Tensor:
         context = self.context(input_ids, attention_mask) if context is None else context
         x = self.embed_tokens(input_ids) * self.config.embedding_scale
-        for layer in self.prelude_layers:
-            x = layer(x, context)
-        return x
+        return self._run(self.prelude_layers, x, context)
 
     def coda(self, state: Tensor, context: LoopContext) -> Tensor:
-        x = state
-        for layer in self.coda_layers:
-            x = layer(x, context)
-        return self.norm(x)
+        return self.norm(self._run(self.coda_layers, state, context))
 
 
 class LoopLMForCausalLM(LoopedForCausalLM, LoopLMPreTrainedModel):

@@ -88,7 +88,7 @@ class LoopedGRPOConfig(GRPOConfig):
         default=None, metadata={"help": "bfloat16 training; by default on a GPU and not on a CPU."}
     )
     gradient_checkpointing: bool = field(
-        default=False, metadata={"help": "Recompute activations in the backward pass."}
+        default=False, metadata={"help": "Recompute the activations of prelude and coda in the backward pass."}
     )
     logging_steps: float = field(default=1, metadata={"help": "Log every N steps."})
     lr_scheduler_type: SchedulerType | str = field(
@@ -110,6 +110,8 @@ class LoopedGRPOConfig(GRPOConfig):
     disable_tqdm: bool | None = field(default=True, metadata={"help": "TRL's own progress bar; looprl shows its own."})
 
     def __post_init__(self) -> None:
+        if not torch.cuda.is_available():
+            self.dataloader_pin_memory = False
         if self.bf16 is None:
             self.bf16 = torch.cuda.is_available() and not (self.use_cpu or self.fp16)
         self._refuse_biased_sampling()

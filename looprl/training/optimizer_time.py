@@ -1,5 +1,6 @@
-"""Seconds that the optimizer takes, as transformers' trainer announces it."""
+"""Seconds that the optimizer takes, as transformers' trainer announces it, or inside DeepSpeed."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -9,11 +10,22 @@ from looprl.measure.meter import StepMeter
 
 
 class OptimizerTime(TrainerCallback):
-    """Adds the time between `on_pre_optimizer_step` and `on_optimizer_step` to `time/optimizer`."""
+    """Adds the time between `on_pre_optimizer_step` and `on_optimizer_step` to `time/optimizer`.
 
-    def __init__(self, meter: StepMeter):
-        self.meter = meter
+    deepspeed: gives the DeepSpeed engine of the training, or None. Its step is part of accelerate's backward call,
+    before either event.
+    """
+
+    def __init__(self, meter: StepMeter, deepspeed: Callable[[], Any]):
+        self.meter, self.deepspeed = meter, deepspeed
         self._running = ExitStack()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        engine = self.deepspeed()
+        if engine is not None:
+            engine.step = self.meter.phase("optimizer")(engine.step)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

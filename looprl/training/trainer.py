@@ -31,6 +31,7 @@ from looprl.training.colocated_rollouts import ColocatedRollouts
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.control import GradientControl, policy_batch
 from looprl.training.distributed import check_processes
+from looprl.training.held_memory import HeldMemory
 from looprl.training.optimizer_time import OptimizerTime
 from looprl.training.trl_seam import Batch, GRPOSeam
 from looprl.training.zero import keep_core_whole
@@ -99,7 +100,8 @@ class LoopedGRPOTrainer(GRPOSeam):
             **trl_arguments,
         )
         check_processes(self.accelerator)
-        self.add_callback(OptimizerTime(self.meter))
+        self.add_callback(OptimizerTime(self.meter, deepspeed=lambda: self.deepspeed))
+        self.add_callback(HeldMemory(self, self.meter))
         self.estimator = replace(args.make_estimator(), on_solved=AdjointLog(self.meter))
         self.control = GradientControl(args.control_every, self.estimator, self.num_loops, self.meter)
 

@@ -1,7 +1,8 @@
-"""Every touch of DeepSpeed 0.19: its settings, the core as a ZeRO-3 leaf, weights gathered from their shards."""
+"""Every touch of DeepSpeed 0.19: settings, the core as a ZeRO-3 leaf, gathered weights, what its optimizers hold."""
 
 import json
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ DEEPSPEED_VERSION = "0.19"
 STAGES = (1, 2, 3)
 FILES = "recipes/deepspeed/zero{stage}.json"
 Settings = dict[str, Any]
+
+# DeepSpeed 0.19 calls collectives by the names that torch 2.13 is about to drop.
+warnings.filterwarnings("ignore", message=r"`torch\.distributed\.", category=FutureWarning)
 
 
 def zero_settings(stage: int, offload_optimizer: bool = False) -> Settings:
@@ -63,3 +67,26 @@ def gathered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def parameter_count(model: nn.Module) -> int:
     """Parameters of the whole model, a shared one once."""
     return sum(p.ds_numel if is_sharded(p) else p.numel() for p in model.parameters())
+
+
+def before_each_step(engine: Any, call: Callable[[], object]) -> None:
+    """Have `call` run before each step of a DeepSpeed engine, which accelerate makes part of its backward call."""
+    step = engine.step
+
+    def call_and_step(*args: Any, **kwargs: Any) -> None:
+        call()
+        step(*args, **kwargs)
+
+    engine.step = call_and_step
+
+
+def gradients_held(optimizer: Any) -> list[Tensor]:
+    """Gradients that ZeRO's optimizer keeps outside the parameters' `.grad`."""
+    kept = [*optimizer.averaged_gradients.values(), *getattr(optimizer, "all_grad_tensors", {}).values()]
+    return [gradient for group in kept if group is not None for gradient in group if gradient is not None]
+
+
+def master_weights(optimizer: Any) -> list[Tensor]:
+    """This process's shard of the weights that ZeRO's optimizer updates."""
+    of_zero3 = getattr(optimizer, "fp32_partitioned_groups_flat", None)
+    return list(optimizer.single_partition_of_fp32_groups if of_zero3 is None else of_zero3)
