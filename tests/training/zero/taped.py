@@ -130,6 +130,14 @@ def make_model(tokenizer, tied, width):
     return LoopLMForCausalLM(config)
 
 
+def sharding_everything(stage):
+    """DeepSpeed's settings, under which ZeRO-3 holds no tensor whole, however small."""
+    settings = zero_settings(stage)
+    if stage == 3:
+        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    return settings
+
+
 def parity_of_first(completion_ids, **columns):
     """Whether the first token is even; an empty completion is shown as one padding token."""
     return [float(ids[0] % 2 == 0) for ids in completion_ids]
@@ -174,11 +182,7 @@ def train(job, folder):
     AcceleratorState._reset_state()
     GradientState._reset_state()
     tokenizer = build_tokenizer()
-    settings = {}
-    if job.stage:
-        settings["deepspeed"] = zero_settings(job.stage)
-        if job.stage == 3:
-            settings["deepspeed"]["zero_optimization"]["stage3_param_persistence_threshold"] = 0  # shard everything
+    settings = {"deepspeed": sharding_everything(job.stage)} if job.stage else {}
     args = LoopedGRPOConfig(
         output_dir=str(folder),
         per_device_train_batch_size=ROWS // job.processes // job.accumulation,
