@@ -22,7 +22,12 @@ _SHOWN_LINES = 40
 
 
 def launch(arguments: Sequence[str], processes: int) -> int:
-    """Run `looprl ARGUMENTS` in `processes` processes to their end and return the exit code.
+    """Run `looprl ARGUMENTS` in `processes` ranks; see `run_ranks`. No rank outlives this process, even if killed."""
+    return run_ranks(("-m", "looprl.child", str(os.getpid()), *arguments), processes)
+
+
+def run_ranks(arguments: Sequence[str], processes: int) -> int:
+    """Run `python ARGUMENTS` in `processes` ranks to their end and return the exit code.
 
     That is 0, or the code of the rank that failed first, 1 where a signal ended it. KeyboardInterrupt on Ctrl-C, which
     the ranks have then had too; UserError when there is no first process to start.
@@ -42,10 +47,8 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=logs, redirects=others),
         )
-        # through looprl.child, so that no rank outlives this process, even if it is killed
-        command = ("-m", "looprl.child", str(os.getpid()), *arguments)
         try:
-            elastic_launch(config, sys.executable)(*command)
+            elastic_launch(config, sys.executable)(*arguments)
         except SignalException as ended:
             if ended.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from ended

@@ -18,6 +18,7 @@ from looprl.measure.estimator_rows import Row, estimator_name
 from looprl.measure.summary import rate
 from looprl.recipe import parse_recipe
 from looprl.training.config import LoopedGRPOConfig
+from looprl.training.product_bench import product_cost_under_zero
 from looprl.training.step_bench import StepBench, bench_step
 from looprl.training.train_recipe import TrainRecipe, load_task
 
@@ -34,6 +35,7 @@ class BenchOptions:
     device: str = field(default="cpu", metadata={"help": "cpu (one thread, fp32) or cuda (bf16)."})
     repeats: int = field(default=5, metadata={"help": "Interleaved repeats of each measurement."})
     step: bool = field(default=True, metadata={"help": "Also compare whole RL steps with stock TRL."})
+    zero: bool = field(default=True, metadata={"help": "Also time a J^T product under ZeRO-1, 2 and 3."})
     step_recipe: str = field(default=RECIPE, metadata={"help": "Recipe of the whole RL step."})
     step_count: int = field(default=STEPS, metadata={"help": "RL steps on each side."})
 
@@ -56,6 +58,10 @@ def run(argv: list[str]) -> int:
     console.print(updates_table(rows))
     ratio = jacobian_product_cost(SHAPES[-1], options.repeats, options.device)
     console.print(f"a J^T product costs {ratio:.2f} x a gradient-free loop ({SHAPES[-1]})")
+    if options.zero:
+        costs = product_cost_under_zero(options.repeats)
+        shown = ", ".join(f"{cost:.2f} under ZeRO-{stage}" for stage, cost in costs.items())
+        console.print(f"the same product costs, in each of two ranks, relative to one without DeepSpeed: {shown}")
     for path in filter(None, (options.json, options.figure)):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     if options.json:

@@ -34,9 +34,10 @@ def run(argv: list[str]) -> int:
     logging.disable_progress_bar()  # of loading and saving weights
     defaults = {"output_dir": f"runs/{recipe_name(argv) or 'train'}"}
     settings = read_recipe(CONFIGS, argv, "looprl train", defaults)
-    if launched_processes() is None and (settings.get("num_processes") or settings.get("zero_stage")):
+    processes = settings.get("num_processes") or 1
+    if launched_processes() is None and (processes > 1 or settings.get("zero_stage") or settings.get("deepspeed")):
         RunFolder.check(settings["output_dir"], overwrite=settings.get("overwrite", False))
-        return launch(["train", *argv], settings.get("num_processes") or 1)
+        return launch(["train", *argv], processes)
     recipe, args = parse_recipe(CONFIGS, argv, "looprl train", defaults)
     check_trackers(args.report_to)
     RunFolder.check(args.output_dir, overwrite=recipe.overwrite)

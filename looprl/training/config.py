@@ -78,6 +78,9 @@ class LoopedGRPOConfig(GRPOConfig):
         default=False, metadata={"help": "With zero_stage: keep the optimizer's state in the CPU's memory."}
     )
 
+    deepspeed: dict | str | None = field(
+        default=None, metadata={"help": "DeepSpeed's own settings, or a file of them, in the place of zero_stage."}
+    )
     use_vllm: bool = field(default=True, metadata={"help": "Rollouts run in vLLM; this must stay true."})
     loss_type: str = field(default="dr_grpo", metadata={"help": "Loss; Dr. GRPO divides by a constant length."})
     scale_rewards: str = field(
@@ -161,20 +164,22 @@ class LoopedGRPOConfig(GRPOConfig):
                 "starts them itself; with another launcher leave num_processes out"
             )
         if self.zero_stage is not None:
-            if self.deepspeed is not None:
+            settings = zero_settings(self.zero_stage, self.offload_optimizer)
+            if self.deepspeed not in (None, settings):
                 raise UserError("zero_stage and deepspeed exclude each other: give one of them")
-            self.deepspeed = zero_settings(self.zero_stage, self.offload_optimizer)
+            self.deepspeed = settings
         elif self.offload_optimizer:
             raise UserError("offload_optimizer needs zero_stage; in a DeepSpeed file it is the key offload_optimizer")
-        if launched is None:
-            if self.deepspeed is not None:
-                raise UserError("ZeRO needs a launcher, even for one process: start with `looprl train` or torchrun")
-            self.use_cpu = self.use_cpu or not torch.cuda.is_available()
-            return
         if self.deepspeed is None:
-            raise UserError(f"the launcher started {launched} processes: set zero_stage to 1, 2 or 3")
+            if launched not in (None, 1):
+                raise UserError(f"the launcher started {launched} processes: set zero_stage to 1, 2 or 3")
+            if not torch.cuda.is_available():
+                self.use_cpu = True
+            return
+        if launched is None:
+            raise UserError("ZeRO needs a launcher, even for one process: start with `looprl train` or torchrun")
         join_processes(timedelta(seconds=self.ddp_timeout))
-        self.accelerator_config = configured(self.accelerator_config)
+        self.accelerator_config = configured(self.accelerator_config)  # type: ignore[has-type]
 
     def _refuse_biased_sampling(self) -> None:
         neutral: dict[str, tuple[Any, ...]] = {
@@ -202,6 +207,10 @@ class LoopedGRPOConfig(GRPOConfig):
 
     def _refuse_unsupported(self) -> None:
         refused = {
+            "vllm_tensor_parallel_size": (
+                self.vllm_tensor_parallel_size != 1,
+                "every process has a rollout engine of its own, so the model must fit into one device",
+            ),
             "beta": (self.beta != 0, "the reference model has no states to replay from: leave beta at 0"),
             "eval_strategy": (self.eval_strategy != "no", "looprl evaluates with eval_every"),
             "resume_from_checkpoint": (self.resume_from_checkpoint is not None, "resuming is not supported yet"),

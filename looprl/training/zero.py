@@ -51,7 +51,7 @@ def keep_core_whole(model: LoopedForCausalLM) -> None:
 
 def is_sharded(parameter: nn.Parameter) -> bool:
     """Whether ZeRO-3 holds the parameter in shards."""
-    return hasattr(parameter, "ds_id")
+    return hasattr(parameter, "ds_tensor")
 
 
 def gathered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -66,7 +66,23 @@ def gathered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def parameter_count(model: nn.Module) -> int:
     """Parameters of the whole model, a shared one once."""
-    return sum(p.ds_numel if is_sharded(p) else p.numel() for p in model.parameters())
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+
+
+def initialized(model: LoopedForCausalLM, stage: int) -> Any:
+    """A DeepSpeed engine with the settings of `zero_settings` that owns the model, outside of any trainer."""
+    settings = {name: value for name, value in zero_settings(stage).items() if name not in ("bf16", "fp16")}
+    settings = _without_auto(settings) | {"train_micro_batch_size_per_gpu": 1}
+    settings["bf16"] = {"enabled": model.dtype == torch.bfloat16}
+    keep_core_whole(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
+
+
+def _without_auto(settings: Settings) -> Settings:
+    """The settings that do not wait for transformers' trainer to fill them in."""
+    nested = {name: _without_auto(value) if isinstance(value, dict) else value for name, value in settings.items()}
+    return {name: value for name, value in nested.items() if value != "auto"}
 
 
 def before_each_step(engine: Any, call: Callable[[], object]) -> None:

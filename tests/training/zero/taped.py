@@ -42,6 +42,8 @@ class Job:
     tape: str = "mixed"
     width: int = 32
     steps: int = 5
+    estimator: str = "reuse"
+    offload: bool = False
     processes: int = 2
 
     @property
@@ -82,9 +84,7 @@ class Tape:
         logps = model(fed, num_loops=LOOPS).logits.log_softmax(-1)[0, len(prompt) - 1 :]
         logps = logps[: len(tokens)].gather(-1, ids[0, len(prompt) :, None])[:, 0]
         states = model(fed, num_loops=LOOPS - 1).state[0]
-        return RolloutRecord(
-            tuple(prompt), tuple(tokens), logps, states, "penultimate", LOOPS, "terminal", 0, "length"
-        )
+        return RolloutRecord(tuple(prompt), tuple(tokens), logps, states, "penultimate", LOOPS, "terminal", 0, "length")
 
     def sync_weights(self):
         """The tape's policy does not change."""
@@ -130,9 +130,9 @@ def make_model(tokenizer, tied, width):
     return LoopLMForCausalLM(config)
 
 
-def sharding_everything(stage):
+def sharding_everything(stage, offload=False):
     """DeepSpeed's settings, under which ZeRO-3 holds no tensor whole, however small."""
-    settings = zero_settings(stage)
+    settings = zero_settings(stage, offload)
     if stage == 3:
         settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     return settings
@@ -182,7 +182,7 @@ def train(job, folder):
     AcceleratorState._reset_state()
     GradientState._reset_state()
     tokenizer = build_tokenizer()
-    settings = {"deepspeed": sharding_everything(job.stage)} if job.stage else {}
+    settings = {"deepspeed": sharding_everything(job.stage, job.offload)} if job.stage else {}
     args = LoopedGRPOConfig(
         output_dir=str(folder),
         per_device_train_batch_size=ROWS // job.processes // job.accumulation,
@@ -191,6 +191,8 @@ def train(job, folder):
         max_completion_length=LENGTH,
         neumann_steps=job.neumann_steps,
         neumann_tolerance=1e-3,
+        estimator=job.estimator,
+        loops_recorded=2 if job.estimator == "truncated" else None,
         gradient_checkpointing=job.checkpointing,
         max_steps=job.steps,
         shuffle_dataset=False,

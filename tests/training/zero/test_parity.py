@@ -6,7 +6,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from tests.training.zero.jobs import ALONE, EMPTY, FACTORS, GRID, IDLE, PAIRWISE
+from tests.training.zero.jobs import ALONE, EMPTY, ESTIMATORS, FACTORS, GRID, IDLE, OFFLOADED, PAIRWISE
 from tests.training.zero.taped import HANGS
 
 TOLERANCE = 1e-5
@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def grid(in_two_processes):
-    return in_two_processes(GRID, seconds=1800)
+    return in_two_processes([*ESTIMATORS, *OFFLOADED, *GRID], seconds=3600)
 
 
 def assert_same(found, truth):
@@ -32,7 +32,7 @@ def assert_same(found, truth):
 
 
 def same_as_one_process(pair, job, in_one_process):
-    truth = in_one_process(neumann_steps=job.neumann_steps, tied=job.tied, tape=job.tape)
+    truth = in_one_process(neumann_steps=job.neumann_steps, tied=job.tied, tape=job.tape, estimator=job.estimator)
     for rank in (0, 1):
         assert_same(pair[job][rank], truth)
         assert pair[job][rank]["seconds"] < HANGS
@@ -88,7 +88,21 @@ def test_ranks_log_the_metrics_of_all(pair, in_one_process):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(4000)
+@pytest.mark.parametrize("job", ESTIMATORS, ids=lambda job: job.estimator)
+def test_every_estimator_has_under_zero_3_the_gradients_of_one_process(grid, job, in_one_process):
+    same_as_one_process(grid, job, in_one_process)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4000)
+@pytest.mark.parametrize("job", OFFLOADED, ids=lambda job: job.name)
+def test_an_offloaded_optimizer_trains_alike(grid, job, in_one_process):
+    same_as_one_process(grid, job, in_one_process)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4000)
 @pytest.mark.parametrize("job", GRID, ids=lambda job: job.name)
 def test_the_whole_grid_has_the_gradients_and_losses_of_one_process(grid, job, in_one_process):
     same_as_one_process(grid, job, in_one_process)
