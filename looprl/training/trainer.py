@@ -88,7 +88,8 @@ class LoopedGRPOTrainer(GRPOSeam):
         sampled += [("evaluation", eval_dataset, length)] if eval_dataset is not None else []
         sampled += [(each.name, each.prompts, each.max_completion_length or length) for each in eval_sets]
         self.window = self._window(model, args, processing_class, sampled)
-        keep_core_whole(model)
+        if args.make_estimator().loops_recorded == 1:
+            keep_core_whole(model)
         super().__init__(
             model=model,
             reward_funcs=[checked(reward) for reward in rewards],

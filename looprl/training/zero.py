@@ -44,7 +44,8 @@ def skip_shared_memory_build() -> None:
 def keep_core_whole(model: LoopedForCausalLM) -> None:
     """Have ZeRO-3 gather the core as one: the adjoint's products then run within one gather, whatever their number.
 
-    To be called before DeepSpeed takes the model over.
+    To be called before DeepSpeed takes the model over, and only where one loop is recorded: after the backward of a
+    leaf's last call DeepSpeed takes its gradients for complete, and silently drops those of the earlier calls.
     """
     set_z3_leaf_modules(model, [type(model.model.core)])
 

@@ -28,5 +28,7 @@ EMPTY = [Job(stage, tape="empty_rank") for stage in (1, 3)]
 GRID = [job for job in (Job(*values) for values in product(*FACTORS.values())) if job not in PAIRWISE]
 # wide enough for the parameters to outweigh everything else; two micro-batches, so that gradients are kept between
 LARGE = [Job(stage, accumulation=2, width=256, steps=1) for stage in (1, 2, 3)]
+CONTROLLED = Job(2, control=True)
+SEVERAL_LOOPS = [Job(3, estimator=name) for name in ("truncated", "full_checkpointed")]
+ESTIMATORS = [Job(3, estimator=name) for name in ("recompute", "full")]
 OFFLOADED = [Job(stage, offload=True) for stage in (2, 3)]
-ESTIMATORS = [Job(3, estimator=name) for name in ("recompute", "truncated", "full", "full_checkpointed")]

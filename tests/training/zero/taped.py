@@ -44,6 +44,7 @@ class Job:
     steps: int = 5
     estimator: str = "reuse"
     offload: bool = False
+    control: bool = False
     processes: int = 2
 
     @property
@@ -192,6 +193,7 @@ def train(job, folder):
         neumann_steps=job.neumann_steps,
         neumann_tolerance=1e-3,
         estimator=job.estimator,
+        control_every=1 if job.control else None,
         loops_recorded=2 if job.estimator == "truncated" else None,
         gradient_checkpointing=job.checkpointing,
         max_steps=job.steps,

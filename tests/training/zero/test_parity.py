@@ -6,7 +6,18 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from tests.training.zero.jobs import ALONE, EMPTY, ESTIMATORS, FACTORS, GRID, IDLE, OFFLOADED, PAIRWISE
+from tests.training.zero.jobs import (
+    ALONE,
+    CONTROLLED,
+    EMPTY,
+    ESTIMATORS,
+    FACTORS,
+    GRID,
+    IDLE,
+    OFFLOADED,
+    PAIRWISE,
+    SEVERAL_LOOPS,
+)
 from tests.training.zero.taped import HANGS
 
 TOLERANCE = 1e-5
@@ -85,6 +96,16 @@ def test_ranks_log_the_metrics_of_all(pair, in_one_process):
             if name.startswith(("replay/", "dropped/", "completions/", "reward")):
                 assert ours[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
     assert pair[job][1]["logs"][-1]["replay/neumann_steps"] == pair[job][0]["logs"][-1]["replay/neumann_steps"]
+
+
+@pytest.mark.parametrize("job", SEVERAL_LOOPS, ids=lambda job: job.estimator)
+def test_zero_3_drops_no_gradient_where_several_loops_are_recorded(pair, job, in_one_process):
+    same_as_one_process(pair, job, in_one_process)
+
+
+def test_the_control_disturbs_no_gradient_under_zero(pair, in_one_process):
+    same_as_one_process(pair, CONTROLLED, in_one_process)
+    assert all(0 < log["control/cosine_to_full"] < 1 for log in pair[CONTROLLED][0]["logs"])
 
 
 @pytest.mark.slow
