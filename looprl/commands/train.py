@@ -45,7 +45,8 @@ def run(argv: list[str]) -> int:
     task = load_task(recipe, args.seed)
     model = load_model(task.model_path)
     console = Console(quiet=args.process_index > 0)
-    console.print(f"{recipe.model}: {parameter_count(model):,} parameters; starting {_engines(args.world_size)}")
+    engines = _engines(args.world_size // args.vllm_tensor_parallel_size)
+    console.print(f"{recipe.model}: {parameter_count(model):,} parameters; starting {engines}")
     trainer = LoopedGRPOTrainer(
         model,
         task.rewards,
@@ -78,7 +79,7 @@ def run(argv: list[str]) -> int:
 
 
 def _engines(count: int) -> str:
-    return "the rollout engine" if count == 1 else f"{count} rollout engines, one for each process"
+    return "the rollout engine" if count == 1 else f"{count} rollout engines"
 
 
 def _train(

@@ -60,6 +60,7 @@ class RolloutEngine:
     not finish (an error inside it, Ctrl-C) closes the engine too: it would wait for that call's requests forever.
     """
 
+    ranks = 1  # of the trainer that share it
     _open: ClassVar["RolloutEngine | None"] = None
 
     def __init__(

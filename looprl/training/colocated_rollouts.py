@@ -65,7 +65,7 @@ class ColocatedRollouts:
             self._drawn_at, self.index = step, self.index + 1 if step == self._drawn_at else 0
             seed = rollout_seed(self.seed, step, self.rank, self.index)
             self._records = self.engine.generate(prompts, self.sampling, seed)
-        self.meter.count("dropped/preempted", self.engine.preempted - preempted)
+        self.meter.count("dropped/preempted", (self.engine.preempted - preempted) / self.engine.ranks)
         completions = [list(record.completion_ids) or [self.pad_token_id] for record in self._records]
         logprobs = [[[value] for value in record.logprobs.tolist()] or [[0.0]] for record in self._records]
         return prompts, completions, logprobs, None

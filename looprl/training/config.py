@@ -122,6 +122,13 @@ class LoopedGRPOConfig(GRPOConfig):
         self.vllm_importance_sampling_correction = not self.replay_is_exact
         self._join_processes()
         super().__post_init__()
+        if self.world_size % self.vllm_tensor_parallel_size:
+            raise UserError(
+                f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size}, but {self.world_size} processes "
+                "cannot be divided into groups of that many that share an engine"
+            )
+        if self.vllm_tensor_parallel_size > 1 and self.own_process_engine:
+            raise UserError("own_process_engine and vllm_tensor_parallel_size exclude each other")
         if self.control_every is not None and self.deepspeed and self.hf_deepspeed_config.is_zero3():
             raise UserError("control_every needs whole weights, which ZeRO-3 holds in shards: use zero_stage 1 or 2")
         self.make_estimator()
@@ -207,10 +214,6 @@ class LoopedGRPOConfig(GRPOConfig):
 
     def _refuse_unsupported(self) -> None:
         refused = {
-            "vllm_tensor_parallel_size": (
-                self.vllm_tensor_parallel_size != 1,
-                "every process has a rollout engine of its own, so the model must fit into one device",
-            ),
             "beta": (self.beta != 0, "the reference model has no states to replay from: leave beta at 0"),
             "eval_strategy": (self.eval_strategy != "no", "looprl evaluates with eval_every"),
             "resume_from_checkpoint": (self.resume_from_checkpoint is not None, "resuming is not supported yet"),

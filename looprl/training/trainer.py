@@ -25,6 +25,7 @@ from looprl.models.contract import at_least_fp32
 from looprl.rewards import checked
 from looprl.rollout.engine import RolloutEngine, Sampling
 from looprl.rollout.record import stack_states
+from looprl.rollout.shared_engine import SharedEngine
 from looprl.training.adjoint_log import AdjointLog
 from looprl.training.advantages import zero_variance_groups
 from looprl.training.colocated_rollouts import ColocatedRollouts
@@ -142,8 +143,7 @@ class LoopedGRPOTrainer(GRPOSeam):
 
     def make_rollouts(self, **trl_settings: Any) -> ColocatedRollouts:
         tokenizer = trl_settings["processing_class"]
-        engine = RolloutEngine(
-            self.model.config,
+        options: dict[str, Any] = dict(
             num_loops=self.num_loops,
             state_kind=self.args.replay_from,
             kv_policy=self.kv_policy,
@@ -154,6 +154,9 @@ class LoopedGRPOTrainer(GRPOSeam):
             seed=self.args.seed,
             gpu_memory_utilization=self.args.vllm_gpu_memory_utilization,
         )
+        ranks = self.args.vllm_tensor_parallel_size
+        config = self.model.config
+        engine = RolloutEngine(config, **options) if ranks == 1 else SharedEngine(config, ranks=ranks, **options)
         return ColocatedRollouts(
             engine,
             self.model,

@@ -52,7 +52,7 @@ def test_accelerate_that_sees_one_process_where_two_were_started_is_an_error(tmp
         ({"deepspeed": zero_settings(2)}, "ZeRO needs a launcher"),
         ({"zero_stage": 1, "deepspeed": zero_settings(2)}, "exclude each other"),
         ({"offload_optimizer": True}, "offload_optimizer needs zero_stage"),
-        ({"vllm_tensor_parallel_size": 2}, "a rollout engine of its own"),
+        ({"vllm_tensor_parallel_size": 2}, "1 processes cannot be divided into groups"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
