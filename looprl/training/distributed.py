@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from accelerate import Accelerator, PartialState
+from accelerate import PartialState
 
 from looprl.errors import UserError
 from looprl.training.zero import skip_shared_memory_build
@@ -37,7 +37,7 @@ def join_processes(timeout: timedelta) -> None:
     check_processes(state)
 
 
-def check_processes(state: PartialState | Accelerator) -> None:
+def check_processes(state: PartialState) -> None:
     """Raise UserError unless the trainer sees every process that the launcher started."""
     launched = launched_processes() or 1
     if state.num_processes != launched:

@@ -73,6 +73,7 @@ class LoopedGRPOTrainer(GRPOSeam):
                 "PEFT adapters are not supported: the rollout engine syncs full weights. Merge the adapter first "
                 "(merge_and_unload) and train the merged model"
             )
+        check_processes(args.distributed_state)
         if isinstance(model, str):
             model = load_model(model, **(args.model_init_kwargs or {}))
         if not isinstance(model, LoopedForCausalLM):
@@ -101,7 +102,6 @@ class LoopedGRPOTrainer(GRPOSeam):
             callbacks=callbacks,
             **trl_arguments,
         )
-        check_processes(self.accelerator)
         self.add_callback(OptimizerTime(self.meter, deepspeed=lambda: self.deepspeed))
         self.add_callback(HeldMemory(self, self.meter))
         self.estimator = replace(args.make_estimator(), on_solved=AdjointLog(self.meter))

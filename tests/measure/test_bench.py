@@ -12,6 +12,7 @@ from looprl.measure import bench_updates as updates
 from looprl.measure.bench_figure import write_figure
 from looprl.measure.estimator_rows import estimator_name
 from looprl.training.config import LoopedGRPOConfig
+from looprl.training.product_bench import product_cost_under_zero
 from looprl.training.step_bench import _stock_settings
 
 TINY = updates.Shape(2, 16, 64)
@@ -59,13 +60,20 @@ def test_a_jacobian_product_costs_about_as_much_as_a_loop():
     assert 0.2 < updates.jacobian_product_cost(TINY, repeats=3, device="cpu") < 20
 
 
+@pytest.mark.slow
+def test_a_jacobian_product_costs_at_most_a_tenth_more_under_every_zero_stage():
+    costs = product_cost_under_zero(repeats=5)
+    assert list(costs) == ["1", "2", "3"]
+    assert all(0.8 < cost < 1.1 for cost in costs.values()), costs
+
+
 def test_the_command_prints_a_table_and_writes_json_and_figure(tmp_path, monkeypatch, capsys):
     for module in (updates, __import__("looprl.commands.bench", fromlist=["bench"])):
         monkeypatch.setattr(module, "SHAPES", (TINY,))
         monkeypatch.setattr(module, "LOOPS", (2,))
     out, figure = tmp_path / "bench.json", tmp_path / "bench.png"
     threads = torch.get_num_threads()
-    flags = ["--step", "false", "--repeats", "1", "--json", str(out), "--figure", str(figure)]
+    flags = ["--step", "false", "--zero", "false", "--repeats", "1", "--json", str(out), "--figure", str(figure)]
     assert main(["bench", *flags]) == 0
     torch.set_num_threads(threads)
     rows = json.loads(out.read_text())

@@ -334,3 +334,31 @@ WRONG_CONFIGS = {
 def test_an_impossible_configuration_is_refused_by_name(wrong, message):
     with pytest.raises(ValueError, match=f"LoopLMConfig.{message}"):
         LoopLMConfig(**wrong)
+
+
+# Checkpointing
+
+
+def test_prelude_and_coda_are_recomputed_in_backward_and_the_core_is_not(make_model):
+    model = make_model().train()
+    ids = torch.tensor([ROWS[0]])
+    calls = []
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[0] in ("model.prelude_layers", "model.core.layers", "model.coda_layers"):
+            module.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
+
+    def gradients():
+        calls.clear()
+        model.zero_grad()
+        model(ids, num_loops=2).logits.logsumexp(-1).sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    plain, once = gradients(), list(calls)
+    model.gradient_checkpointing_enable()
+    checkpointed = gradients()
+    assert all(torch.allclose(checkpointed[name], plain[name], **NEAR) for name in plain)
+    for name in set(once):
+        assert calls.count(name) == once.count(name) * (1 if name.startswith("model.core") else 2), name
+    model.eval()
+    gradients()
+    assert calls == once

@@ -61,7 +61,10 @@ def test_the_window_holds_what_is_sampled_in_evaluations(tmp_path):
         build(tmp_path, eval_sets=[longer], settings={"vllm_max_model_length": 60})
 
 
-def test_several_processes_are_not_supported(tmp_path, monkeypatch):
-    monkeypatch.setattr(LoopedGRPOConfig, "world_size", 2)
-    with pytest.raises(ValueError, match="one process, but the launcher started 2"):
-        build(tmp_path, settings={"num_generations": 2})
+def test_a_trainer_that_sees_one_of_two_launched_processes_is_an_error(tmp_path, monkeypatch):
+    tokenizer = build_tokenizer()
+    args = LoopedGRPOConfig(output_dir=str(tmp_path), max_completion_length=8)  # joined nobody
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(ValueError, match="launcher started 2 processes, but the trainer sees 1"):
+        LoopedGRPOTrainer(make_model(tokenizer), reward, args, ROWS, processing_class=tokenizer)
