@@ -3,6 +3,7 @@
 A launcher (looprl's own, torchrun, `accelerate launch`, `deepspeed`) says in the environment how many there are.
 """
 
+import logging
 import os
 from datetime import timedelta
 from typing import Any
@@ -29,6 +30,7 @@ def join_processes(timeout: timedelta) -> None:
     Accelerator() of the script's own.
     """
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    logging.getLogger("accelerate.accelerator").addFilter(_is_no_false_alarm)
     if torch.cuda.is_available():
         state = PartialState(timeout=timeout)
     else:
@@ -46,6 +48,11 @@ def check_processes(state: PartialState) -> None:
             "a model of its own. Make LoopedGRPOConfig before anything else that uses accelerate or transformers' "
             "trainer, with zero_stage set"
         )
+
+
+def _is_no_false_alarm(record: logging.LogRecord) -> bool:
+    """transformers' trainer counts micro-batches itself, and tells accelerate of one for each update."""
+    return "Gradient accumulation steps mismatch" not in record.getMessage()
 
 
 def configured(accelerator_config: Any) -> Any:

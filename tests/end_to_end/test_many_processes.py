@@ -128,6 +128,16 @@ def test_an_error_of_every_rank_is_shown_once(start_looprl, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+def test_two_ranks_that_share_an_engine_train_on_exact_replays(looprl, tmp_path):
+    flags = ("--zero_stage", 2, "--max_steps", 2, "--vllm_tensor_parallel_size", 2, "--output_dir", tmp_path / "run")
+    output = looprl("train", RECIPE, *TWO, *flags)
+    assert "starting the rollout engine" in output
+    assert all(row["replay/logprob_gap_max"] < 1e-5 for row in read_metrics(tmp_path / "run"))
+    assert len(json_lines(tmp_path / "run" / "completions" / "step-00000.jsonl")) == 16
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["n"] == 17
+
+
 LAUNCHERS = {
     "accelerate": ("accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--multi_gpu", "-m"),
     "deepspeed": ("deepspeed.launcher.runner", "--num_gpus", "2", "--no_local_rank", "--module"),
