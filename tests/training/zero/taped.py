@@ -63,7 +63,8 @@ class Tape:
         self.trainer, self.index, self.drawn = trainer, 0, {}
         self.records = {}
         generator = torch.Generator().manual_seed(0)
-        for number, prompt in enumerate(tokenizer(PROMPTS)["input_ids"]):
+        prompts = PROMPTS[: trainer.args.max_steps * ROWS // GROUP]
+        for number, prompt in enumerate(tokenizer(prompts)["input_ids"]):
             first_half = number % (ROWS // GROUP) < ROWS // GROUP // 2
             for _ in range(GROUP):
                 length = int(torch.randint(1, LENGTH + 1, (), generator=generator))
