@@ -1,12 +1,8 @@
-"""report.html: one run in one file, made from the files of its folder alone, for the screen and for paper.
+"""report.html: one run in one file, made from the files of its folder alone.
 
-What an interrupted run did not write is named in the report. Nothing in it is fetched from anywhere: the figures
-are part of the file, the fonts are the reader's own, and a content policy forbids the rest.
+What an interrupted run did not write is named in the report.
 """
 
-import base64
-import html
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,48 +10,17 @@ from typing import Any
 import yaml
 
 from looprl.measure import plots
+from looprl.measure.page import figure, inline, notes, number_table, page, section, shown, text
 from looprl.measure.plots import Rate, series, wilson_interval
 from looprl.measure.run_files import RunFiles, read_run
 from looprl.measure.summary import phase_seconds
 
 REPORT_FILE = "report.html"
 COMPLETIONS_SHOWN = 12
-_MOST_CHARACTERS = 2000
 _HIGHLIGHTS = (
     *("model", "dataset", "reward", "estimator", "replay_from", "neumann_steps", "num_loops"),
     *("learning_rate", "num_generations", "per_device_train_batch_size", "seed"),
 )
-_STYLE = """
-:root { color-scheme: light; }
-body { background: #fff; color: #000; font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem;
-  padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: 0; }
-h2 { border-bottom: 1px solid #000; font-size: 1.2rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; }
-th, td { border-bottom: 1px solid #bbb; padding: .25rem .9rem .25rem 0; text-align: left; vertical-align: top; }
-thead th, thead td { border-bottom: 1px solid #000; }
-caption { padding-bottom: .3rem; text-align: left; }
-.number { font-variant-numeric: tabular-nums; text-align: right; }
-.headline td, .headline th { font-size: 1.2rem; }
-.note { border-left: 4px solid #000; margin: 1rem 0; padding: .2rem 0 .2rem .8rem; }
-figure { margin: 1rem 0 0; }
-figure img { display: block; height: auto; max-width: 100%; width: 100%; }
-figcaption { color: #333; font-size: .9rem; }
-pre, .text { font: .82rem/1.45 ui-monospace, monospace; margin: 0; overflow-wrap: anywhere; white-space: pre-wrap; }
-.samples { table-layout: fixed; width: 100%; }
-.verdict { display: block; font-size: .82rem; margin-top: .3rem; }
-.config { column-gap: 2rem; columns: 2; }
-@media (max-width: 40rem) { .config { columns: 1; } }
-@media print {
-  @page { margin: 15mm; }
-  body { font-size: 10pt; margin: 0; max-width: none; padding: 0; }
-  figure, tr, .headline { break-inside: avoid; }
-  section:has(.samples) { break-before: page; }
-  .config { columns: 3; font-size: 6.5pt; }
-  h2 { break-after: avoid; }
-  thead { display: table-header-group; }
-}
-"""
 
 
 def write_report(run_folder: Path) -> Path:
@@ -69,33 +34,23 @@ def write_report(run_folder: Path) -> Path:
 
 
 def _page(run: RunFiles) -> str:
-    title = f"looprl run {_shown(run.name)}"
     steps = [row["step"] for row in run.metrics if isinstance(row.get("step"), int)]
     before = _rate(run.summary.get("pass_at_1_before"), run.before, run.summary.get("n"), 0)
     after = _rate(run.summary.get("pass_at_1_after"), run.after, run.summary.get("n"), max(steps, default=0))
     sections = [
-        f"<h1>{title}</h1>",
         _duration(run, steps),
-        _notes(run.notes),
-        _section("Result", _headline(before, after) + _facts(run.config)),
-        _section("Reward", _reward(run)),
-        _section("pass@1 on held-out prompts", _pass_rate(run, before, after)),
-        _section("Where the time went", _times(run)),
-        _section("Sampler and replay", _gap(run)),
-        _section("Completion length", _lengths(run)),
-        _section("Completions before and after", _completions(run)),
-        _section("Configuration", _configuration(run.config)),
-        _section("Versions", _versions(run.config)),
+        notes(run.notes),
+        section("Result", _headline(before, after) + _facts(run.config)),
+        section("Reward", _reward(run)),
+        section("pass@1 on held-out prompts", _pass_rate(run, before, after)),
+        section("Where the time went", _times(run)),
+        section("Sampler and replay", _gap(run)),
+        section("Completion length", _lengths(run)),
+        section("Completions before and after", _completions(run)),
+        section("Configuration", _configuration(run.config)),
+        section("Versions", _versions(run.config)),
     ]
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{title}</title>\n<link rel="icon" href="data:,">\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n'
-        + "\n".join(section for section in sections if section)
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    return page(f"looprl run {run.name}", sections)
 
 
 def _duration(run: RunFiles, steps: Sequence[int]) -> str:
@@ -103,10 +58,6 @@ def _duration(run: RunFiles, steps: Sequence[int]) -> str:
     if run.summary and isinstance(seconds, int | float):
         return f"<p>{run.summary.get('steps')} optimizer steps in {seconds:.0f} s.</p>"
     return f"<p>This run did not reach its end; its last logged step is {max(steps, default=0)}.</p>"
-
-
-def _notes(notes: Sequence[str]) -> str:
-    return "".join(f'<p class="note">{_shown(note)}</p>' for note in notes)
 
 
 def _rate(rate: Any, rows: Sequence[Mapping[str, Any]], n: Any, step: int) -> tuple[Rate, int] | None:
@@ -121,25 +72,23 @@ def _rate(rate: Any, rows: Sequence[Mapping[str, Any]], n: Any, step: int) -> tu
 
 
 def _headline(before: tuple[Rate, int] | None, after: tuple[Rate, int] | None) -> str:
-    rows = ""
+    rows: list[tuple[str, list[str]]] = []
     for name, measured in (("before training", before), ("after training", after)):
         if measured is None:
-            cells = '<td colspan="3">not measured</td>'
-        else:
-            rate, n = measured
-            interval = "-" if rate.interval is None else f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}"
-            cells = "".join(f'<td class="number">{cell}</td>' for cell in (f"{rate.value:.3f}", interval, n or "-"))
-        rows += f'<tr><th scope="row">{name}</th>{cells}</tr>'
-    head = "".join(f'<th class="number" scope="col">{name}</th>' for name in ("pass@1", "95 % interval", "n"))
+            rows.append((name, ["not measured"]))
+            continue
+        rate, n = measured
+        interval = "-" if rate.interval is None else f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}"
+        rows.append((name, [f"{rate.value:.3f}", interval, str(n or "-")]))
     return (
-        f'<table class="headline"><thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table>'
-        "<p>pass@1 is the share of n held-out prompts whose one sampled completion has reward 1; the interval is "
+        number_table(("pass@1", "95 % interval", "n"), rows, "headline")
+        + "<p>pass@1 is the share of n held-out prompts whose one sampled completion has reward 1; the interval is "
         "Wilson's.</p>"
     )
 
 
 def _facts(config: Mapping[str, Any]) -> str:
-    facts = [f"{key}: {_shown(_inline(config[key]))}" for key in _HIGHLIGHTS if config.get(key) is not None]
+    facts = [f"{key}: {shown(inline(config[key]))}" for key in _HIGHLIGHTS if config.get(key) is not None]
     return f"<p>{'; '.join(facts)}.</p>" if facts else ""
 
 
@@ -148,7 +97,7 @@ def _reward(run: RunFiles) -> str:
     alt = (
         f"Mean reward from {values[0]:.3f} at step {steps[0]} to {values[-1]:.3f} at step {steps[-1]}" if steps else ""
     )
-    return _figure(plots.reward_curve(run.metrics), alt, "Mean reward of the completions sampled in each step.")
+    return figure(plots.reward_curve(run.metrics), alt, "Mean reward of the completions sampled in each step.")
 
 
 def _pass_rate(run: RunFiles, before: tuple[Rate, int] | None, after: tuple[Rate, int] | None) -> str:
@@ -163,7 +112,7 @@ def _pass_rate(run: RunFiles, before: tuple[Rate, int] | None, after: tuple[Rate
     note = "The same held-out prompts each time, one sampled completion for each."
     if len(points) <= 2:
         note += " With eval_every: N in the recipe it is measured every N steps too."
-    return _figure(plots.pass_rate_curve(points), alt, note)
+    return figure(plots.pass_rate_curve(points), alt, note)
 
 
 def _times(run: RunFiles) -> str:
@@ -173,7 +122,7 @@ def _times(run: RunFiles) -> str:
     everything = sum(totals.values())
     alt = "Seconds by phase: " + ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in totals.items())
     note = f"Seconds of each step by phase, and in all ({everything:.1f} s in the logged steps)."
-    return _figure(plots.phase_times(run.metrics, totals), alt, note)
+    return figure(plots.phase_times(run.metrics, totals), alt, note)
 
 
 def _gap(run: RunFiles) -> str:
@@ -186,7 +135,7 @@ def _gap(run: RunFiles) -> str:
         "Left out where it is exactly 0. The gap is between the trainer's replay and the rollout engine, over the "
         "sampled tokens; the residual is how far the replayed loop moves the state z, relative to its size."
     )
-    return _figure(plots.replay_gap(run.metrics), alt, note)
+    return figure(plots.replay_gap(run.metrics), alt, note)
 
 
 def _lengths(run: RunFiles) -> str:
@@ -194,7 +143,7 @@ def _lengths(run: RunFiles) -> str:
     steps, values = series(run.metrics, "completions/mean_length")
     alt = f"Mean length from {values[0]:.1f} to {values[-1]:.1f} tokens" if steps else ""
     drawing = plots.completion_lengths(run.metrics, limit if isinstance(limit, int) else None)
-    return _figure(drawing, alt, "Tokens of the completions sampled in each step.")
+    return figure(drawing, alt, "Tokens of the completions sampled in each step.")
 
 
 def _completions(run: RunFiles) -> str:
@@ -204,8 +153,8 @@ def _completions(run: RunFiles) -> str:
     for number, old in enumerate(run.before[:COMPLETIONS_SHOWN]):
         new = run.after[number] if number < len(run.after) else None
         answer = old.get("answer")
-        asked = _text(old.get("prompt"))
-        asked += f'<span class="verdict">answer:</span>{_text(answer)}' if answer is not None else ""
+        asked = text(old.get("prompt"))
+        asked += f'<span class="verdict">answer:</span>{text(answer)}' if answer is not None else ""
         rows += f"<tr><td>{asked}</td><td>{_sample(old)}</td><td>{_sample(new) if new else 'not measured'}</td></tr>"
     head = "".join(f'<th scope="col">{name}</th>' for name in ("prompt", "before", "after"))
     shown = min(len(run.before), COMPLETIONS_SHOWN)
@@ -217,15 +166,15 @@ def _completions(run: RunFiles) -> str:
 
 def _sample(row: Mapping[str, Any]) -> str:
     reward = row.get("reward")
-    verdict = "not judged" if reward is None else f"reward {_shown(_inline(reward))}"
-    return f'{_text(row.get("completion"))}<span class="verdict">{verdict}</span>'
+    verdict = "not judged" if reward is None else f"reward {shown(inline(reward))}"
+    return f'{text(row.get("completion"))}<span class="verdict">{verdict}</span>'
 
 
 def _configuration(config: Mapping[str, Any]) -> str:
     settings = {key: value for key, value in config.items() if key != "versions"}
     if not settings:
         return "<p>Not known.</p>"
-    return f'<pre class="config">{_shown(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), None)}</pre>'
+    return f'<pre class="config">{shown(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), None)}</pre>'
 
 
 def _versions(config: Mapping[str, Any]) -> str:
@@ -233,41 +182,7 @@ def _versions(config: Mapping[str, Any]) -> str:
     if not isinstance(versions, dict) or not versions:
         return "<p>Not known.</p>"
     rows = (
-        f'<tr><th scope="row">{_shown(str(name))}</th><td>{_shown(str(version))}</td></tr>'
+        f'<tr><th scope="row">{shown(str(name))}</th><td>{shown(str(version))}</td></tr>'
         for name, version in versions.items()
     )
     return f"<table><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _section(heading: str, content: str) -> str:
-    return f"<section>\n<h2>{heading}</h2>\n{content}\n</section>"
-
-
-def _figure(svg: str | None, alt: str, caption: str) -> str:
-    if svg is None:
-        return "<p>Nothing was logged.</p>"
-    data = base64.b64encode(svg.encode()).decode()
-    return (
-        f'<figure><img alt="{_shown(alt)}" src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{_shown(caption)}</figcaption></figure>"
-    )
-
-
-def _text(value: Any) -> str:
-    """A prompt or completion, whether plain text or a list of messages."""
-    if isinstance(value, list) and all(isinstance(message, dict) for message in value):
-        value = "\n".join(f"{message.get('role')}: {message.get('content')}" for message in value)
-    return f'<div class="text">{_shown(_inline(value).strip()) or "(empty)"}</div>'
-
-
-def _inline(value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return ", ".join(value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _shown(text: str, most: int | None = _MOST_CHARACTERS) -> str:
-    """The text as it is, safe in HTML; control characters are spelled out, and what is too long is cut."""
-    if most is not None and len(text) > most:
-        text = f"{text[:most]} ..."
-    return html.escape("".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text))
