@@ -1,0 +1,114 @@
+"""What an inspection leaves behind in words and tables: on the terminal, and in `report.html`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import yaml
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from looprl.measure.inspection import TOKEN_TOLERANCE, Inspection
+from looprl.measure.page import figure, notes, number_table, page, section, shown
+from looprl.measure.policy_gradient import ALL
+from looprl.measure.verdict import Verdict, rows_of
+from looprl.runs import plain
+
+
+class Cells(NamedTuple):
+    """A table: what it shows, its columns, and each row's name with its cells."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, Sequence[str]]]
+
+
+def loop_cells(inspection: Inspection) -> Cells:
+    """A row for every loop."""
+    rows: list[tuple[str, Sequence[str]]] = []
+    for row in inspection.loops:
+        name = f"{row.loop} = R" if row.loop == inspection.num_loops else str(row.loop)
+        converging = f"{100 * row.tokens_converging / inspection.tokens:.1f}"
+        residual = (f"{value:.2g}" for value in (row.residual_mean, row.residual_median, row.residual_p90))
+        rows.append((name, (*residual, converging, f"{row.angle:.2g}", f"{row.state_variance:.3g}", f"{row.nll:.4f}")))
+    never = f"{100 * inspection.tokens_not_converging / inspection.tokens:.1f}"
+    rows.append(("never", ("", "", "", never, "", "", "")))
+    columns = ("residual", "median", "p90", "converge %", "angle °", "variance", "NLL")
+    return Cells(f"after each loop, {inspection.tokens} tokens", columns, rows)
+
+
+def fidelity_cells(inspection: Inspection) -> Cells:
+    """Cosine to full BPTT: a row for every K, a column for every estimator and state."""
+    series = {
+        f"{estimator}, {start}": rows_of(inspection, estimator, start)
+        for estimator, start in dict.fromkeys((row.estimator, row.replay_from) for row in inspection.reuse)
+    }
+    rows: list[tuple[str, Sequence[str]]] = []
+    for of_one_k in zip(*series.values(), strict=True):
+        values = [row.cosine_to_full[ALL] for row in of_one_k]
+        rows.append((f"K = {of_one_k[0].neumann_steps}", ["-" if v is None else f"{v:.5f}" for v in values]))
+    rows.append(("gap", [f"{found[0].logprob_gap_mean:.2g}" for found in series.values()]))
+    return Cells("cosine to full BPTT by Neumann steps K, and mean log-prob gap in nats", tuple(series), rows)
+
+
+def print_inspection(console: Console, inspection: Inspection, verdict: Verdict) -> None:
+    """Tables first, then the verdict."""
+    for cells in (loop_cells(inspection), fidelity_cells(inspection)):
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=cells.title, title_justify="left")
+        table.add_column("", no_wrap=True)
+        for column in cells.columns:
+            table.add_column(column, justify="right", no_wrap=True)
+        for name, values in cells.rows:
+            table.add_row(name, *values)
+        console.print(table)
+    for finding in verdict.findings:
+        console.print(Text(finding.question, style="bold"))
+        console.print(Text(f"  {finding.answer}"))
+    console.print(Text(f"Train with {recipe_line(verdict)}"))
+
+
+def recipe_line(verdict: Verdict) -> str:
+    """The recipe keys as one reads them in a recipe."""
+    return ", ".join(f"{key}: {value}" for key, value in verdict.recipe.items())
+
+
+def inspection_page(
+    name: str,
+    inspection: Inspection,
+    verdict: Verdict,
+    png: bytes | None,
+    remarks: Sequence[str],
+    settings: Mapping[str, Any],
+) -> str:
+    """The HTML of `report.html`. remarks: what the reader must know about the text, such as documents that were cut."""
+    findings = "".join(f"<dt>{shown(item.question)}</dt><dd>{shown(item.answer)}</dd>" for item in verdict.findings)
+    answers = " ".join(item.answer for item in verdict.findings)
+    tables = "".join(
+        f"<h3>{shown(cells.title)}</h3>{number_table(cells.columns, cells.rows)}"
+        for cells in (loop_cells(inspection), fidelity_cells(inspection))
+    )
+    return page(
+        f"looprl inspect {name}",
+        [
+            notes(remarks),
+            section("Verdict", f"<dl>{findings}</dl><p>Train with <b>{shown(recipe_line(verdict))}</b></p>"),
+            section("Figure", figure(png, answers, _CAPTION)),
+            section("Numbers", tables + _READING),
+            section("Configuration", f'<pre class="config">{shown(_yaml(settings), None)}</pre>'),
+        ],
+    )
+
+
+_CAPTION = "Over the real tokens of the text, likelihoods over those after the prompts."
+_READING = (
+    "<p>The residual after loop r is |F(z_r) - z_r| / |z_r|; a token converges at the first loop from which on it "
+    f"stays below {TOKEN_TOLERANCE}. The angle is between z_r and z_{{r+1}}; the variance of z_r is over tokens, "
+    "averaged over components; NLL is the negative log-likelihood of the tokens after the prompts, in nats per token. "
+    "Reuse replays states of cached decoding, recompute those of the full sequence; every document has a random "
+    "advantage of +1 or -1. The gap is between the replay's log-probs and those of cached decoding.</p>"
+)
+
+
+def _yaml(settings: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True)
