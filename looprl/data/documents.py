@@ -81,7 +81,7 @@ def load_documents(
     """
     if source is None:
         rows = load_task_dataset(BUILT_IN_TEXT, BUILT_IN_SPLIT, task_options, count, seed)
-        encoded = _prompts_and_answers(rows, tokenizer)
+        encoded = _prompts_and_answers(rows, tokenizer, BUILT_IN_TEXT)
     else:
         encoded = _from_file(source, tokenizer, count)
     long_enough = [(ids, given) for ids, given in encoded if len(ids) >= LEAST_TOKENS]
@@ -122,7 +122,7 @@ def _from_file(source: str, tokenizer: PreTrainedTokenizerBase, count: int) -> l
         rows = read_file(path)
         if "text" not in rows.column_names:
             rows = load_task_dataset(source, "train")
-            return _prompts_and_answers(rows.select(range(min(count, len(rows)))), tokenizer)
+            return _prompts_and_answers(rows.select(range(min(count, len(rows)))), tokenizer, source)
         texts = rows["text"][:]
         if not all(isinstance(text, str) for text in texts):
             raise DatasetError(f"{source}: column 'text' holds something that is not a string")
@@ -140,9 +140,11 @@ def _paragraphs(path: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def _prompts_and_answers(rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[_Encoded]:
+def _prompts_and_answers(rows: Dataset, tokenizer: PreTrainedTokenizerBase, source: str) -> list[_Encoded]:
     if "answer" not in rows.column_names:
-        raise DatasetError(f"a column 'answer' (or 'text') is needed; the columns are {', '.join(rows.column_names)}")
+        raise DatasetError(
+            f"{source}: a column 'answer' (or 'text') is needed; the columns are {', '.join(rows.column_names)}"
+        )
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     prompts = prompt_token_ids(rows["prompt"][:], tokenizer)
     answers = tokenizer([str(answer) for answer in rows["answer"]], add_special_tokens=False, verbose=False)

@@ -1,5 +1,7 @@
 """An inspection as one figure: six panels that print in black and white."""
 
+import math
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -41,14 +43,15 @@ def _residual(axes: Axes, inspection: Inspection) -> None:
 
 
 def _convergence(axes: Axes, inspection: Inspection) -> None:
-    counts = [row.tokens_converging for row in inspection.loops]
     loops = [row.loop for row in inspection.loops]
-    shares = [100 * count / inspection.tokens for count in counts]
-    never = 100 * inspection.tokens_not_converging / inspection.tokens
-    axes.bar(loops, shares, color="0.7", edgecolor="0.0", label=f"residual below {TOKEN_TOLERANCE} from here on")
-    axes.bar(
-        [loops[-1] + 1.5], [never], color="1.0", hatch="////", edgecolor="0.0", label=f"not within {loops[-1]} loops"
-    )
+    shares = [100 * row.tokens_converging / inspection.tokens for row in inspection.loops]
+    never, beyond = 100 * inspection.tokens_not_converging / inspection.tokens, loops[-1] + 2
+    label = f"residual below {TOKEN_TOLERANCE} from loop r on"
+    axes.bar(loops, shares, color="0.7", edgecolor="0.0", label=label)
+    axes.bar([beyond], [never], color="1.0", hatch="////", edgecolor="0.0", label=f"not within {loops[-1]} loops")
+    axes.text(beyond, never, "never", ha="center", va="bottom", fontsize=8)
+    axes.set_ylim(0, 145)  # room for the legend
+    axes.set_yticks(range(0, 101, 20))
     _label(axes, "Where tokens converge", "share of tokens (%)")
 
 
@@ -83,13 +86,14 @@ def _fidelity(axes: Axes, inspection: Inspection) -> None:
 def _angle(axes: Axes, inspection: Inspection) -> None:
     _by_loop(axes, inspection, "angle", "mean over tokens", "-", "o")
     axes.set_yscale("log")
-    _label(axes, "Angle from one state to the next", "angle between z_r and z_r+1 (degrees)")
+    _label(axes, "Angle from one state to the next", r"angle between $z_r$ and $z_{r+1}$ (degrees)")
 
 
 def _variance(axes: Axes, inspection: Inspection) -> None:
     _by_loop(axes, inspection, "state_variance", "mean over components", "-", "o")
-    axes.set_ylim(bottom=0)
-    _label(axes, "Variance of the state over tokens", "variance of z_r (squared units of z)")
+    finite = [row.state_variance for row in inspection.loops if math.isfinite(row.state_variance)]
+    axes.set_ylim(0, 1.3 * max(finite, default=1.0))
+    _label(axes, "Variance of the state over tokens", "variance of $z_r$ (squared units of $z$)")
 
 
 def _by_loop(axes: Axes, inspection: Inspection, name: str, label: str, style: str, marker: str) -> None:
