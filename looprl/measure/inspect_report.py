@@ -41,7 +41,7 @@ def loop_cells(inspection: Inspection) -> Cells:
 def fidelity_cells(inspection: Inspection) -> Cells:
     """Cosine to full BPTT: a row for every K, a column for every estimator and state."""
     series = {
-        f"{estimator}, {start}": rows_of(inspection, estimator, start)
+        f"{estimator}\n{start}": rows_of(inspection, estimator, start)
         for estimator, start in dict.fromkeys((row.estimator, row.replay_from) for row in inspection.reuse)
     }
     rows: list[tuple[str, Sequence[str]]] = []

@@ -5,8 +5,8 @@ The thresholds, all of them, with their reasons:
 - `SAFE_COSINE` (.99): the cosine to full BPTT from which a gradient counts as faithful; training warns below it.
 - `RESTING_RESIDUAL` (.05): the mean residual after R loops up to which the loop counts as converged. A pair of models
   pretrained alike, one with a depth prior and one without, had .01 and .3 or more.
-- `KV_DIFFERENCE` (.02 nats per token): a change of perplexity by 2 %. The difference between the two K/V policies, with
-  two standard errors of it, must stay within, so that a short text proves nothing.
+- `KV_DIFFERENCE` (.02 nats per token): a change of perplexity by 2 %. The difference between the two K/V policies must
+  stay within by two standard errors to be safe, and exceed it by two to be unsafe: a short text shows neither.
 - `ENDPOINT_GAP` (.02 nats): from the endpoint the policy is that of loop R + 1, and the gap goes into every ratio of
   policies. A tenth of the usual clip range of .2.
 - `DEPTH_GAIN` (.02 nats per token): the change of likelihood from which another number of loops is worth naming.
@@ -95,6 +95,8 @@ def _converges(inspection: Inspection) -> Finding:
             if settled is not None
             else f"; after {last.loop} loops it is still {_percent(last.residual_mean)}"
         )
+    if not safe:
+        answer += ". Pretraining with a depth prior makes loops converge"
     return Finding("Does the loop converge?", safe, f"{answer}.")
 
 
@@ -108,7 +110,7 @@ def _terminal_kv(inspection: Inspection) -> Finding:
     )
     if safe:
         answer = f"Yes: {compared}."
-    elif abs(kv.difference) > KV_DIFFERENCE:
+    elif abs(kv.difference) - margin > KV_DIFFERENCE:
         answer = f"No: {compared}. Use kv_policy: per_loop, or pretrain under terminal KV sharing."
     else:
         answer = f"Not shown on {kv.tokens} tokens: {compared}. Give more text, or use kv_policy: per_loop."
@@ -117,7 +119,7 @@ def _terminal_kv(inspection: Inspection) -> Finding:
 
 def _reuse(inspection: Inspection, start: str) -> Finding:
     rows = rows_of(inspection, "reuse", start)
-    steps, best = safe_steps(rows), max(rows, key=lambda row: row.cosine_to_full[ALL] or -1.0)
+    steps, best = safe_steps(rows), _best(rows)
     shown = f"cosine to full BPTT {_cosine(best)} at K = {best.neumann_steps}"
     gap = best.logprob_gap_mean
     faithful = start == "penultimate" or gap <= ENDPOINT_GAP
@@ -132,8 +134,12 @@ def _reuse(inspection: Inspection, start: str) -> Finding:
     elif steps:
         answer = f"No: {said_gap}, though the gradient is faithful ({shown})."
     else:
-        answer = f"No: the best {shown} (safe: {SAFE_COSINE})"
-        answer += f", and {said_gap}." if not faithful else "."
+        recomputed = _best(rows_of(inspection, "recompute", start))
+        answer = (
+            f"No: the best {shown} (safe: {SAFE_COSINE}), and with recomputed states {_cosine(recomputed)} at "
+            f"K = {recomputed.neumann_steps}"
+        )
+        answer += "." if faithful else f"; {said_gap}."
     return Finding(f"Is reuse from the {start} state safe?", bool(steps) and faithful, answer)
 
 
@@ -160,6 +166,10 @@ def _recipe(inspection: Inspection, penultimate: bool, endpoint: bool) -> dict[s
         if steps:
             return {"estimator": estimator, "replay_from": start, "neumann_steps": steps[0]}
     return {"estimator": "full"}
+
+
+def _best(rows: Sequence[ReuseRow]) -> ReuseRow:
+    return max(rows, key=lambda row: -1.0 if (cosine := row.cosine_to_full[ALL]) is None else cosine)
 
 
 def _range(steps: Sequence[int], rows: Sequence[ReuseRow]) -> str:
