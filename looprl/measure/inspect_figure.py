@@ -17,7 +17,7 @@ LOOP_LABEL = "loop r"
 @drawn_as_png
 def inspect_figure(inspection: Inspection) -> Figure:
     """Residual, convergence, likelihood, gradient fidelity, angle and variance."""
-    figure, axes = new_figure(2, height=8.6, rows=3)
+    figure, axes = new_figure(2, height=9.6, rows=3)
     for panel, draw in zip(axes, (_residual, _convergence, _likelihood, _fidelity, _angle, _variance), strict=True):
         draw(panel, inspection)
     for panel in axes:
@@ -26,7 +26,8 @@ def inspect_figure(inspection: Inspection) -> Figure:
                 inspection.num_loops, color="0.0", linestyle=":", linewidth=0.8, label=f"R = {inspection.num_loops}"
             )
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.legend(loc="best")
+        # below the panel, where it hides no line whatever its course
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, columnspacing=1)
     return figure
 
 
@@ -46,13 +47,12 @@ def _convergence(axes: Axes, inspection: Inspection) -> None:
     loops = [row.loop for row in inspection.loops]
     shares = [100 * row.tokens_converging / inspection.tokens for row in inspection.loops]
     never, beyond = 100 * inspection.tokens_not_converging / inspection.tokens, loops[-1] + 2
-    label = f"residual below {TOKEN_TOLERANCE} from loop r on"
+    label = f"stays below {TOKEN_TOLERANCE}"
     axes.bar(loops, shares, color="0.7", edgecolor="0.0", label=label)
     axes.bar([beyond], [never], color="1.0", hatch="////", edgecolor="0.0", label=f"not within {loops[-1]} loops")
     axes.text(beyond, never, "never", ha="center", va="bottom", fontsize=8)
-    axes.set_ylim(0, 145)  # room for the legend
-    axes.set_yticks(range(0, 101, 20))
-    _label(axes, "Where tokens converge", "share of tokens (%)")
+    axes.set_ylim(0, 112)
+    _label(axes, "Loop from which on a token's residual is small", "share of tokens (%)")
 
 
 def _likelihood(axes: Axes, inspection: Inspection) -> None:
@@ -92,7 +92,7 @@ def _angle(axes: Axes, inspection: Inspection) -> None:
 def _variance(axes: Axes, inspection: Inspection) -> None:
     _by_loop(axes, inspection, "state_variance", "mean over components", "-", "o")
     finite = [row.state_variance for row in inspection.loops if math.isfinite(row.state_variance)]
-    axes.set_ylim(0, 1.3 * max(finite, default=1.0))
+    axes.set_ylim(0, 1.1 * max(finite, default=1.0))
     _label(axes, "Variance of the state over tokens", "variance of $z_r$ (squared units of $z$)")
 
 

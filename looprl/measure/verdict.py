@@ -96,7 +96,7 @@ def _converges(inspection: Inspection) -> Finding:
             else f"; after {last.loop} loops it is still {_percent(last.residual_mean)}"
         )
     if not safe:
-        answer += ". Pretraining with a depth prior makes loops converge"
+        answer += ". A depth prior in pretraining helps"
     return Finding("Does the loop converge?", safe, f"{answer}.")
 
 
@@ -106,7 +106,7 @@ def _terminal_kv(inspection: Inspection) -> Finding:
     safe = abs(kv.difference) + margin <= KV_DIFFERENCE
     compared = (
         f"{kv.terminal:.4f} against {kv.per_loop:.4f} nats per token, a difference of {kv.difference:+.4f} "
-        f"± {margin:.4f} (safe: within {KV_DIFFERENCE})"
+        f"± {margin:.4f} (two standard errors; safe: within {KV_DIFFERENCE})"
     )
     if safe:
         answer = f"Yes: {compared}."

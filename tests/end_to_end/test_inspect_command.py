@@ -13,7 +13,8 @@ from looprl.models import LoopLMConfig, LoopLMForCausalLM
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = "recipes/quickstart/model"
 TWINS = ROOT / "tests/data/twins"
-ONE_STEP = ("--task_options", '{"num_steps": 1}')
+FEW = ("--documents", "16", "--most_neumann_steps", "4")
+ONE_STEP = (*FEW, "--task_options", '{"num_steps": 1}')
 QUICK = ("--documents", "2", "--most_neumann_steps", "1", "--max_tokens", "24", "--most_loops", "6")
 
 
@@ -43,22 +44,28 @@ def refused(tmp_path, capsys):
 
 def cosines(content, estimator="reuse", replay_from="penultimate"):
     rows = [row for row in content["reuse"] if (row["estimator"], row["replay_from"]) == (estimator, replay_from)]
-    assert [row["neumann_steps"] for row in rows] == list(range(9))
+    assert [row["neumann_steps"] for row in rows] == list(range(5))
     return [row["cosine_to_full"]["all"] for row in rows]
 
 
 def test_the_quickstart_model_is_safe_in_everything_and_says_so(inspect, tmp_path):
-    content, printed = inspect(QUICKSTART)
+    content, printed = inspect(QUICKSTART, *FEW)
     verdict = content["verdict"]
     findings = ("converges", "terminal_kv", "reuse_from_penultimate", "reuse_from_endpoint", "depth")
     assert all(verdict[name]["safe"] for name in findings)
     assert verdict["recipe"]["estimator"] == "reuse" and verdict["recipe"]["replay_from"] == "penultimate"
     found = cosines(content)
-    assert found[1] > 0.9995 and found[2] > 0.999995 and found[0] < 0.999
+    assert found[0] > 0.99 and found[1] > 0.999 and found[2] > 0.9999
+    lost = [1 - cosine for cosine in found]  # each step shrinks what the series leaves out
+    assert lost[1] < 0.2 * lost[0] and lost[2] < 0.2 * lost[1]
     assert content["loops"][5]["residual_mean"] < 1e-3 and content["spectral_radius"]["max"] < 0.6
     assert abs(content["kv"]["difference"]) < 1e-4
     assert content["loops"][5]["nll"] == pytest.approx(content["kv"]["per_loop"], abs=1e-4)
-    assert sum(row["tokens_converging"] for row in content["loops"]) + content["tokens_not_converging"] == 1030
+    assert (
+        sum(row["tokens_converging"] for row in content["loops"]) + content["tokens_not_converging"]
+        == content["tokens"]
+    )
+    assert content["text"]["documents"] == 16
     assert "Is reuse from the penultimate state safe? Yes, with neumann_steps: 0 or more" in printed
     assert "Train with estimator: reuse" in printed
     png, report = (tmp_path / "run/inspect.png").read_bytes(), (tmp_path / "run/report.html").read_text()
