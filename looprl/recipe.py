@@ -24,7 +24,7 @@ from looprl.errors import RecipeError
 from looprl.recipe_file import display_name, find_recipe, load_recipe
 from looprl.recipe_values import ValueMismatch, choices_of, convert, describe, union_members
 
-__all__ = ["RecipeError", "parse_options", "parse_recipe", "recipe_name"]
+__all__ = ["RecipeError", "parse_options", "parse_recipe", "parse_settings", "recipe_name"]
 
 _BORROWED_FROM = ("trl", "transformers")
 _UNSET = object()
@@ -54,13 +54,25 @@ def parse_recipe(
     recipe, flags = _split_recipe(argv)
     flag_values = _read_flags(_flag_parser(keys, f"{prog} [RECIPE]", _ABOUT_RECIPES), keys, flags)
     recipe_path = find_recipe(recipe) if recipe is not None else None
-    file_values = _read_file(recipe_path, keys) if recipe_path is not None else {}
-    values = {**(defaults or {}), **file_values, **flag_values}
     shown = display_name(recipe_path) if recipe_path is not None else "command line"
+    file_values = _read_settings(load_recipe(recipe_path), keys, shown) if recipe_path is not None else {}
+    values = {**(defaults or {}), **file_values, **flag_values}
     missing = [name for name, key in keys.items() if key.required and name not in values]
     if missing:
         flags_needed = " ".join(f"--{name} ..." for name in missing)
         raise RecipeError(f"{shown}: {', '.join(missing)} must be given, in the recipe or as {flags_needed}")
+    return tuple(_build(config_class, values, shown) for config_class in config_classes)
+
+
+def parse_settings(config_classes: tuple[type, ...], settings: Mapping[str, Any], shown: str) -> tuple[Any, ...]:
+    """Return one instance of each config class from settings as a recipe file holds them; no key is required.
+
+    `shown`: how messages call the settings.
+
+    Raises:
+        RecipeError: an unknown key, a value of the wrong type, or settings that a dataclass refuses.
+    """
+    values = _read_settings(settings, _collect_keys(config_classes), shown)
     return tuple(_build(config_class, values, shown) for config_class in config_classes)
 
 
@@ -139,9 +151,9 @@ def _split_recipe(argv: list[str]) -> tuple[str | None, list[str]]:
     return (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
 
 
-def _read_file(path: Path, keys: dict[str, _Key]) -> dict[str, Any]:
-    shown, values = display_name(path), {}
-    for name, value in load_recipe(path).items():
+def _read_settings(settings: Mapping[str, Any], keys: dict[str, _Key], shown: str) -> dict[str, Any]:
+    values = {}
+    for name, value in settings.items():
         if name not in keys:
             raise RecipeError(f"{shown}: unknown key {name!r}{_nearest(name, list(keys))}")
         if value is None and NoneType not in union_members(keys[name].hint):

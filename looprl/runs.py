@@ -98,7 +98,7 @@ class RunFolder:
         """Write `config.yaml`: the settings as plain YAML, the seed first, then the versions in use."""
         content = {"seed": None, **_without_secrets(plain(settings)), "versions": installed_versions()}
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        _write_atomically(self.path / CONFIG_FILE, text)
+        write_atomically(self.path / CONFIG_FILE, text)
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add one line to `metrics.jsonl`; NaN and infinities become null."""
@@ -114,12 +114,12 @@ class RunFolder:
         if Path(name).name != name or name in ("", ".", ".."):
             raise ValueError(f"{name!r} is not a plain file name")
         target = self.path / "completions" / f"{name}.jsonl"
-        _write_atomically(target, "".join(map(_json_line, rows)))
+        write_atomically(target, "".join(map(_json_line, rows)))
         return target
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file of that name; NaN and infinities become null."""
-        _write_atomically(self.path / name, json.dumps(_finite(plain(content)), indent=2) + "\n")
+        write_atomically(self.path / name, json.dumps(_finite(plain(content)), indent=2) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`; NaN and infinities become null."""
@@ -222,6 +222,18 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def write_atomically(target: Path, text: str) -> None:
+    """Write a text file, whole or not at all; its folder is made."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with _open_utf8(temporary, "w") as file:
+            file.write(text)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def _without_secrets(settings: Any) -> Any:
     if not isinstance(settings, dict):
         return settings
@@ -241,17 +253,6 @@ def _finite(value: Any) -> Any:
 
 def _json_line(row: Mapping[str, Any]) -> str:
     return json.dumps(_finite(plain(row)), ensure_ascii=False) + "\n"
-
-
-def _write_atomically(target: Path, text: str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with _open_utf8(temporary, "w") as file:
-            file.write(text)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _open_utf8(file: Path, mode: Literal["a", "w"]) -> TextIO:

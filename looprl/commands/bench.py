@@ -13,7 +13,8 @@ from transformers.utils import logging
 
 from looprl.errors import UserError
 from looprl.measure.bench_figure import write_figure
-from looprl.measure.bench_updates import ESTIMATORS, LOOPS, SHAPES, Row, bench_updates, jacobian_product_cost
+from looprl.measure.bench_updates import CASES, LOOPS, SHAPES, bench_updates, jacobian_product_cost
+from looprl.measure.estimator_rows import Row, estimator_name
 from looprl.measure.summary import rate
 from looprl.recipe import parse_recipe
 from looprl.training.config import LoopedGRPOConfig
@@ -69,7 +70,7 @@ def run(argv: list[str]) -> int:
 def _measure_updates(options: BenchOptions, console: Console) -> list[Row]:
     rows: list[Row] = []
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("scoring + backward", total=len(SHAPES) * len(LOOPS) * len(ESTIMATORS))
+        task = progress.add_task("scoring + backward", total=len(SHAPES) * len(LOOPS) * len(CASES))
         for row in bench_updates(SHAPES, LOOPS, options.repeats, options.device):
             rows.append(row)
             progress.advance(task)
@@ -92,18 +93,16 @@ def _measure_step(options: BenchOptions) -> StepBench:
 def updates_table(rows: list[Row]) -> Table:
     """Scoring + backward by estimator."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="scoring + backward", title_justify="left")
-    for column in ("shape", "R", "estimator", "K"):
+    for column in ("shape", "R", "estimator"):
         table.add_column(column, no_wrap=True)
     for column in ("seconds", "range", "x full", "MiB"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         low, high = row["seconds_range"]
-        steps = str(row["neumann_steps"]) if row["estimator"] in ("reuse", "recompute") else "-"
         table.add_row(
             row["shape"],
             str(row["num_loops"]),
-            row["estimator"],
-            steps,
+            estimator_name(row),
             f"{row['seconds']:.3f}",
             f"{low:.3f}-{high:.3f}",
             f"{row['speedup_vs_full']:.2f}",

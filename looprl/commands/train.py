@@ -1,15 +1,15 @@
 """looprl train RECIPE: RL post-training, with pass@1 on held-out prompts before and after."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from datasets import Dataset
 from rich.console import Console
 from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from looprl.measure.evaluate import Evaluation
+from looprl.measure.evaluate import EvalSet, Evaluation
 from looprl.measure.report import write_report
 from looprl.measure.summary import print_summary
 from looprl.models import load_model
@@ -42,8 +42,8 @@ def run(argv: list[str]) -> int:
         task.rewards,
         args,
         task.train_set,
-        task.held_out,
-        AutoTokenizer.from_pretrained(task.model_path),
+        processing_class=AutoTokenizer.from_pretrained(task.model_path),
+        eval_sets=list(task.eval_sets.values()),
     )
     # only now, so that a run which cannot start leaves the one that it would replace
     folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite)
@@ -51,10 +51,10 @@ def run(argv: list[str]) -> int:
     trainer.on_completions = folder.write_completions
     trainer.add_callback(MetricsToRunFolder(folder))
     if recipe.eval_every is not None and task.held_out is not None:
-        trainer.add_callback(EvalEvery(recipe.eval_every, trainer, task.held_out, task.rewards[0]))
+        trainer.add_callback(EvalEvery(recipe.eval_every, trainer, task.held_out))
     show_only_progress_line(trainer)
     try:
-        summary, samples = _train(trainer, task.held_out, task.rewards[0], folder)
+        summary, samples = _train(trainer, task.eval_sets, folder)
     except KeyboardInterrupt:
         write_report(folder.path)
         raise
@@ -65,28 +65,25 @@ def run(argv: list[str]) -> int:
 
 
 def _train(
-    trainer: LoopedGRPOTrainer, held_out: Dataset | None, reward: Any, folder: RunFolder
+    trainer: LoopedGRPOTrainer, eval_sets: Mapping[str, EvalSet], folder: RunFolder
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Evaluate, train, evaluate; leave the results in the run folder, and return the summary and samples."""
-    before = _evaluate(trainer, held_out, reward)
-    if before:
-        folder.write_completions("eval-before", before.rows)
+    """Evaluate, train, evaluate; leave the results in the run folder, and return the summary and samples.
+
+    The summary is written last: a run folder that has one is whole.
+    """
+    before = _evaluate(trainer, eval_sets, folder, "before")
     start = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - start
     trainer.save_model(str(folder.checkpoint_path(trainer.state.global_step)))
-    after = _evaluate(trainer, held_out, reward)
-    summary: dict[str, Any] = {
-        "pass_at_1_before": before and before.pass_at_1,
-        "pass_at_1_after": after and after.pass_at_1,
-        "n": after.n if after else 0,
-        "steps": trainer.state.global_step,
-        "seconds": seconds,
-    }
+    after = _evaluate(trainer, eval_sets, folder, "after")
+    summary = _pass_rates(before.get("eval"), after.get("eval"))
+    if "transfer" in eval_sets:
+        summary |= _pass_rates(before["transfer"], after["transfer"], "transfer_")
+    summary |= {"steps": trainer.state.global_step, "seconds": seconds}
     folder.write_summary(summary)
     samples = []
-    if before and after:
-        folder.write_completions("eval-after", after.rows)
+    if "eval" in eval_sets:
         samples = [
             {
                 "prompt": old["prompt"],
@@ -94,14 +91,25 @@ def _train(
                 "before": old["completion"],
                 "after": new["completion"],
             }
-            for old, new in zip(before.rows, after.rows, strict=True)
+            for old, new in zip(before["eval"].rows, after["eval"].rows, strict=True)
         ]
     return summary, samples
 
 
-def _evaluate(trainer: LoopedGRPOTrainer, held_out: Dataset | None, reward: Any) -> Evaluation | None:
-    if held_out is None:
-        return None
-    evaluation = evaluate_now(trainer, held_out, reward)
-    trainer.meter.flush()  # this evaluation is no part of a step
-    return evaluation
+def _evaluate(
+    trainer: LoopedGRPOTrainer, eval_sets: Mapping[str, EvalSet], folder: RunFolder, when: str
+) -> dict[str, Evaluation]:
+    evaluations = {}
+    for name, eval_set in eval_sets.items():
+        evaluations[name] = evaluate_now(trainer, eval_set)
+        folder.write_completions(f"{name}-{when}", evaluations[name].rows)
+    trainer.meter.flush()  # these evaluations are no part of a step
+    return evaluations
+
+
+def _pass_rates(before: Evaluation | None, after: Evaluation | None, prefix: str = "") -> dict[str, Any]:
+    return {
+        f"{prefix}pass_at_1_before": before and before.pass_at_1,
+        f"{prefix}pass_at_1_after": after and after.pass_at_1,
+        f"{prefix}n": after.n if after else 0,
+    }

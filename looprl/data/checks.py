@@ -26,8 +26,10 @@ def check_prompt_lengths(lengths: Sequence[int], max_prompt_tokens: int, dataset
         )
 
 
-def check_disjoint(train: Dataset, evaluation: Dataset) -> None:
+def check_disjoint(train: Dataset, evaluation: Dataset, name: str = "evaluation") -> None:
     """Check that no evaluation prompt is also a training prompt.
+
+    `name`: what the message calls the evaluation prompts.
 
     Raises:
         DatasetError: says how many are and names the first pair of rows.
@@ -37,8 +39,8 @@ def check_disjoint(train: Dataset, evaluation: Dataset) -> None:
     if shared:
         row, prompt = shared[0]
         raise DatasetError(
-            f"{len(shared)} of {len(evaluation)} evaluation prompts are also trained on; the first is "
-            f"evaluation row {row}, training row {training_rows[prompt]} (counting from 0): {prompt[:80]!r}. "
+            f"{len(shared)} of {len(evaluation)} {name} prompts are also trained on; the first is "
+            f"{name} row {row}, training row {training_rows[prompt]} (counting from 0): {prompt[:80]!r}. "
             "Evaluate on another split or file, or on parts that do not overlap, like train[:90%] and "
             "train[90%:]."
         )

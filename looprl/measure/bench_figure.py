@@ -6,6 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from looprl.measure.estimator_rows import estimator_name
+
 
 def write_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw the rows of `bench_updates`; the suffix of `path` chooses the format."""
@@ -14,7 +16,7 @@ def write_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     axes = figure.subplots(len(panels), 2, squeeze=False)
     for (time_axis, memory_axis), (shape, num_loops) in zip(axes, panels, strict=True):
         shown = [row for row in rows if (row["shape"], row["num_loops"]) == (shape, num_loops)]
-        names = [_name(row) for row in shown]
+        names = [estimator_name(row) for row in shown]
         seconds = [row["seconds"] for row in shown]
         spread = [
             [value - row["seconds_range"][0] for value, row in zip(seconds, shown, strict=True)],
@@ -31,8 +33,3 @@ def write_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
             axis.grid(axis="x", color="0.9")
             axis.set_axisbelow(True)
     figure.savefig(path, dpi=150)
-
-
-def _name(row: dict[str, Any]) -> str:
-    has_series = row["estimator"] in ("reuse", "recompute")
-    return f"{row['estimator']}, K = {row['neumann_steps']}" if has_series else row["estimator"]

@@ -2,17 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from looprl.gradients import Estimator
+from looprl.measure.estimator_rows import Case, Row
 from looprl.measure.timing import Call, interleaved_seconds, peak_bytes
 from looprl.models import LoopedForCausalLM, LoopLMConfig, LoopLMForCausalLM
 from looprl.models.contract import at_least_fp32
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,42 +38,30 @@ class Shape:
 
 SHAPES = (Shape(32, 128, 64), Shape(8, 512, 256))
 LOOPS = (6, 16)
-ESTIMATORS: tuple[tuple[str, Estimator], ...] = (
-    ("full", Estimator.preset("full")),
-    ("full_checkpointed", Estimator.preset("full_checkpointed")),
-    ("truncated", Estimator.preset("truncated", loops_recorded=4)),
-    ("recompute", Estimator.preset("recompute", neumann_steps=4)),
-    ("reuse", Estimator.preset("reuse", neumann_steps=0)),
-    ("reuse", Estimator.preset("reuse", neumann_steps=2)),
-    ("reuse", Estimator.preset("reuse", neumann_steps=4)),
+CASES = (
+    Case.preset("full"),
+    Case.preset("full_checkpointed"),
+    Case.preset("truncated", loops_recorded=4),
+    Case.preset("recompute", 4),
+    Case.preset("reuse", 0),
+    Case.preset("reuse", 2),
+    Case.preset("reuse", 2, adjoint_solver="least_squares"),
+    Case.preset("reuse", 4),
+    Case.preset("reuse", "auto"),
 )
 
 
 def bench_updates(
     shapes: Sequence[Shape] = SHAPES, loops: Sequence[int] = LOOPS, repeats: int = 5, device: str = "cpu"
 ) -> Iterator[Row]:
-    """Rows of `shape`, `estimator`, `replay_from`, `num_loops`, `neumann_steps`, `seconds` (median, with the range in
-    `seconds_range`), `peak_bytes` and `speedup_vs_full`, as each (shape, number of loops) is finished.
-    """
+    """Rows of `Case.row`, with medians in `seconds`, as each (shape, number of loops) is finished."""
     for shape in shapes:
         model = shape.model(device)
         for num_loops in loops:
-            calls = {index: _update(model, shape, num_loops, e) for index, (_, e) in enumerate(ESTIMATORS)}
-            named = {str(index): call for index, call in calls.items()}
-            seconds = interleaved_seconds(named, repeats, device)
-            for index, (name, estimator) in enumerate(ESTIMATORS):
-                measured = seconds[str(index)]
-                yield {
-                    "shape": str(shape),
-                    "estimator": name,
-                    "replay_from": estimator.replay_from if estimator.loops_recorded == 1 else None,
-                    "num_loops": num_loops,
-                    "neumann_steps": estimator.neumann_steps,
-                    "seconds": measured.median,
-                    "seconds_range": [measured.fastest, measured.slowest],
-                    "peak_bytes": peak_bytes(calls[index], device),
-                    "speedup_vs_full": seconds["0"].median / measured.median,
-                }
+            calls = {str(index): _update(model, shape, num_loops, case.estimator) for index, case in enumerate(CASES)}
+            seconds = interleaved_seconds(calls, repeats, device)
+            for (index, call), case in zip(calls.items(), CASES, strict=True):
+                yield case.row(shape, num_loops, seconds[index], seconds["0"], peak_bytes(call, device))
 
 
 def jacobian_product_cost(shape: Shape, repeats: int, device: str) -> float:

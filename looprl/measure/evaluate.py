@@ -12,6 +12,18 @@ from looprl.rollout.engine import RolloutEngine, Sampling
 
 
 @dataclass(frozen=True)
+class EvalSet:
+    """Prompts that are measured but not trained on, and the reward that judges them.
+
+    prompts: a `prompt` column and those that the reward asks for. max_completion_length: tokens; None is training's.
+    """
+
+    prompts: Dataset
+    reward: Callable[..., list[float | None]]
+    max_completion_length: int | None = None
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """pass_at_1: share of the n judged prompts with reward 1, None where n is 0. rows: one for every prompt."""
 

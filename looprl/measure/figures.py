@@ -27,6 +27,7 @@ _SETTINGS: dict[Any, Any] = {
     "font.size": 9,
     "hatch.linewidth": 0.5,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "0.85",
     "grid.linewidth": 0.5,
     "axes.spines.top": False,

@@ -1,7 +1,7 @@
 """What an inspection leaves behind in words and tables: on the terminal, and in `report.html`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from rich import box
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from looprl.measure.cells import Cells
 from looprl.measure.inspection import TOKEN_TOLERANCE, Inspection
 from looprl.measure.page import figure, notes, number_table, page, section, shown
 from looprl.measure.policy_gradient import ALL
@@ -16,25 +17,17 @@ from looprl.measure.verdict import Verdict, rows_of
 from looprl.runs import plain
 
 
-class Cells(NamedTuple):
-    """A table: what it shows, its columns, and each row's name with its cells."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, Sequence[str]]]
-
-
 def loop_cells(inspection: Inspection) -> Cells:
     """A row for every loop."""
-    rows: list[tuple[str, Sequence[str]]] = []
+    rows: list[tuple[str, list[str]]] = []
     for row in inspection.loops:
         name = f"{row.loop} = R" if row.loop == inspection.num_loops else str(row.loop)
         converging = f"{100 * row.tokens_converging / inspection.tokens:.1f}"
         residual = (f"{value:.2g}" for value in (row.residual_mean, row.residual_median, row.residual_p90))
-        rows.append((name, (*residual, converging, f"{row.angle:.2g}", f"{row.state_variance:.3g}", f"{row.nll:.4f}")))
+        rows.append((name, [*residual, converging, f"{row.angle:.2g}", f"{row.state_variance:.3g}", f"{row.nll:.4f}"]))
     never = f"{100 * inspection.tokens_not_converging / inspection.tokens:.1f}"
-    rows.append(("never", ("", "", "", never, "", "", "")))
-    columns = ("residual", "median", "p90", "converge %", "angle °", "variance", "NLL")
+    rows.append(("never", ["", "", "", never, "", "", ""]))
+    columns = ["residual", "median", "p90", "converge %", "angle °", "variance", "NLL"]
     return Cells(f"after each loop, {inspection.tokens} tokens", columns, rows)
 
 
@@ -44,12 +37,12 @@ def fidelity_cells(inspection: Inspection) -> Cells:
         f"{estimator}\n{start}": rows_of(inspection, estimator, start)
         for estimator, start in dict.fromkeys((row.estimator, row.replay_from) for row in inspection.reuse)
     }
-    rows: list[tuple[str, Sequence[str]]] = []
+    rows: list[tuple[str, list[str]]] = []
     for of_one_k in zip(*series.values(), strict=True):
         values = [row.cosine_to_full[ALL] for row in of_one_k]
         rows.append((f"K = {of_one_k[0].neumann_steps}", ["-" if v is None else f"{v:.5f}" for v in values]))
     rows.append(("gap", [f"{found[0].logprob_gap_mean:.2g}" for found in series.values()]))
-    return Cells("cosine to full BPTT by Neumann steps K, and mean log-prob gap in nats", tuple(series), rows)
+    return Cells("cosine to full BPTT by Neumann steps K, and mean log-prob gap in nats", list(series), rows)
 
 
 def print_inspection(console: Console, inspection: Inspection, verdict: Verdict) -> None:

@@ -92,7 +92,8 @@ def number_table(columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]
         else:
             row = "".join(f'<td class="number">{shown(cell)}</td>' for cell in cells)
         body += f'<tr><th scope="row">{shown(name)}</th>{row}</tr>'
-    return f'<table class="{kind}"><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>'
+    opening = f'<table class="{kind}">' if kind else "<table>"
+    return f"{opening}<thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def text(value: Any) -> str:

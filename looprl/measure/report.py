@@ -40,7 +40,7 @@ def _page(run: RunFiles) -> str:
     sections = [
         _duration(run, steps),
         notes(run.notes),
-        section("Result", _headline(before, after) + _facts(run.config)),
+        section("Result", _headline(run, before, after) + _facts(run.config)),
         section("Reward", _reward(run)),
         section("pass@1 on held-out prompts", _pass_rate(run, before, after)),
         section("Where the time went", _times(run)),
@@ -71,9 +71,16 @@ def _rate(rate: Any, rows: Sequence[Mapping[str, Any]], n: Any, step: int) -> tu
     return Rate(step, rate, wilson_interval(rate, count) if count else None), count
 
 
-def _headline(before: tuple[Rate, int] | None, after: tuple[Rate, int] | None) -> str:
+def _headline(run: RunFiles, before: tuple[Rate, int] | None, after: tuple[Rate, int] | None) -> str:
     rows: list[tuple[str, list[str]]] = []
-    for name, measured in (("before training", before), ("after training", after)):
+    transfer = ""
+    results = {"before training": before, "after training": after}
+    if "transfer_n" in run.summary:
+        transfer = " Transfer is the same on a second task, which is not trained on."
+        for when in ("before", "after"):
+            value, n = run.summary.get(f"transfer_pass_at_1_{when}"), run.summary["transfer_n"]
+            results[f"transfer, {when} training"] = _rate(value, (), n, 0)
+    for name, measured in results.items():
         if measured is None:
             rows.append((name, ["not measured"]))
             continue
@@ -83,7 +90,7 @@ def _headline(before: tuple[Rate, int] | None, after: tuple[Rate, int] | None) -
     return (
         number_table(("pass@1", "95 % interval", "n"), rows, "headline")
         + "<p>pass@1 is the share of n held-out prompts whose one sampled completion has reward 1; the interval is "
-        "Wilson's.</p>"
+        f"Wilson's.{transfer}</p>"
     )
 
 

@@ -47,8 +47,9 @@ def print_summary(
 ) -> None:
     """Print the end of a run.
 
-    `summary` has `pass_at_1_before`, `pass_at_1_after` (None where not measured), `n`, `steps` and `seconds`;
-    each sample has `prompt`, `answer` (left out where None), `before` and `after`, and three are shown.
+    `summary` has `pass_at_1_before`, `pass_at_1_after` (None where not measured), `n`, `steps` and `seconds`, and
+    where there is a second task the first three with the prefix `transfer_`; each sample has `prompt`, `answer`
+    (left out where None), `before` and `after`, and three are shown.
     """
     before, after = summary["pass_at_1_before"], summary["pass_at_1_after"]
     console.print()
@@ -56,6 +57,9 @@ def print_summary(
         console.print(Text("pass@1 was not measured"))
     else:
         console.print(Text(f"pass@1 {rate(before)} -> {rate(after)} on {summary['n']} held-out prompts"))
+    if "transfer_n" in summary:
+        was, now = summary["transfer_pass_at_1_before"], summary["transfer_pass_at_1_after"]
+        console.print(Text(f"pass@1 {rate(was)} -> {rate(now)} on {summary['transfer_n']} transfer prompts"))
     console.print(Text(f"{summary['steps']} steps in {summary['seconds']:.0f} s"))
     if phase_seconds(metrics_rows):
         console.print()

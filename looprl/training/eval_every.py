@@ -1,28 +1,28 @@
 """Evaluation on the way: pass@1 on the held-out prompts every N steps, logged with the step's other metrics."""
 
-from collections.abc import Callable
+from dataclasses import replace
 
-from datasets import Dataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from looprl.measure.evaluate import Evaluation, evaluate
+from looprl.measure.evaluate import EvalSet, Evaluation, evaluate
 from looprl.rollout.random_state import preserved_random_state
 from looprl.training.trainer import LoopedGRPOTrainer
 
 EVAL_METRIC = "eval_pass_at_1"
 
 
-def evaluate_now(
-    trainer: LoopedGRPOTrainer, held_out: Dataset, reward: Callable[..., list[float | None]]
-) -> Evaluation:
+def evaluate_now(trainer: LoopedGRPOTrainer, eval_set: EvalSet) -> Evaluation:
     """Evaluate the trainer's present weights, which the engine then has.
 
     The training's random states stay as they are. The trainer's meter is given `time/sync` and `time/evaluation`.
     """
     trainer.vllm_generation.sync_weights()
+    sampling = trainer.sampling()
+    if eval_set.max_completion_length is not None:
+        sampling = replace(sampling, max_tokens=eval_set.max_completion_length)
     with preserved_random_state(), trainer.meter.phase("evaluation"):
         return evaluate(
-            trainer.engine, trainer.processing_class, held_out, reward, trainer.sampling(), trainer.args.seed
+            trainer.engine, trainer.processing_class, eval_set.prompts, eval_set.reward, sampling, trainer.args.seed
         )
 
 
@@ -33,21 +33,15 @@ class EvalEvery(TrainerCallback):
     without a single judged completion logs no value.
     """
 
-    def __init__(
-        self,
-        every: int,
-        trainer: LoopedGRPOTrainer,
-        held_out: Dataset,
-        reward: Callable[..., list[float | None]],
-    ):
-        self.every, self.trainer, self.held_out, self.reward = every, trainer, held_out, reward
+    def __init__(self, every: int, trainer: LoopedGRPOTrainer, held_out: EvalSet):
+        self.every, self.trainer, self.held_out = every, trainer, held_out
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         if state.global_step % self.every:
             return
-        evaluation = evaluate_now(self.trainer, self.held_out, self.reward)
+        evaluation = evaluate_now(self.trainer, self.held_out)
         if evaluation.pass_at_1 is not None:
             self.trainer.meter.mean(EVAL_METRIC, evaluation.pass_at_1, 1)
         control.should_log = True

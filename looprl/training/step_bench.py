@@ -47,8 +47,8 @@ def bench_step(task: LoadedTask, args: LoopedGRPOConfig) -> StepBench:
     task: with held-out prompts.
     """
     tokenizer = AutoTokenizer.from_pretrained(task.model_path)
-    reward, held_out = task.rewards[0], task.held_out
-    assert held_out is not None
+    assert task.held_out is not None
+    held_out, reward = task.held_out.prompts, task.held_out.reward
     trainer = LoopedGRPOTrainer(load_model(task.model_path), task.rewards, args, task.train_set, held_out, tokenizer)
     trainer.remove_callback(PrinterCallback)
 

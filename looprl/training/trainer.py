@@ -7,7 +7,7 @@
     looprl train recipes/quickstart.yaml
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from looprl.data.checks import check_prompt_lengths
 from looprl.data.prompts import prompt_token_ids
 from looprl.errors import UserError
+from looprl.measure.evaluate import EvalSet
 from looprl.models import LoopedForCausalLM, ModelError, load_model
 from looprl.models.contract import at_least_fp32
 from looprl.rewards import checked
@@ -36,7 +37,10 @@ CompletionsWriter = Callable[[str, list[dict[str, Any]]], object]
 
 
 class LoopedGRPOTrainer(GRPOSeam):
-    """TRL's GRPOTrainer for a looped model; same arguments, and `on_completions(name, rows)` for each rollout."""
+    """TRL's GRPOTrainer for a looped model: same arguments and two more.
+
+    `on_completions(name, rows)` is called for each rollout; `eval_sets` are what else `evaluate_now` will be given.
+    """
 
     args: LoopedGRPOConfig
     vllm_generation: ColocatedRollouts
@@ -51,6 +55,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: list[TrainerCallback] | None = None,
         on_completions: CompletionsWriter | None = None,
+        eval_sets: Sequence[EvalSet] = (),
         peft_config: Any = None,
         **trl_arguments: Any,
     ):
@@ -77,9 +82,11 @@ class LoopedGRPOTrainer(GRPOSeam):
         self.kv_policy = model.config.kv_policy = args.kv_policy or model.config.kv_policy
         self.on_completions = on_completions
         self._rollout_version = 0
-        self.window = self._window(
-            model, args, processing_class, {"training": train_dataset, "evaluation": eval_dataset}
-        )
+        length = args.max_completion_length
+        sampled = [("training", train_dataset, length)]
+        sampled += [("evaluation", eval_dataset, length)] if eval_dataset is not None else []
+        sampled += [("evaluation", each.prompts, each.max_completion_length or length) for each in eval_sets]
+        self.window = self._window(model, args, processing_class, sampled)
         super().__init__(
             model=model,
             reward_funcs=[checked(reward) for reward in rewards],
@@ -99,18 +106,20 @@ class LoopedGRPOTrainer(GRPOSeam):
         model: LoopedForCausalLM,
         args: LoopedGRPOConfig,
         tokenizer: PreTrainedTokenizerBase,
-        datasets: dict[str, Dataset | None],
+        sampled: list[tuple[str, Dataset, int]],
     ) -> int:
-        """Tokens that prompt and completion may have: as set, or as the longest prompt needs."""
-        lengths = {
-            name: [len(ids) for ids in prompt_token_ids(rows["prompt"][:], tokenizer)]
-            for name, rows in datasets.items()
-            if rows is not None
-        }
-        needed = max(map(max, lengths.values())) + args.max_completion_length
+        """Tokens that prompt and completion may have: as set, or as the longest of both needs.
+
+        sampled: name, prompts and completion tokens of each dataset.
+        """
+        lengths = [
+            (name, [len(ids) for ids in prompt_token_ids(rows["prompt"][:], tokenizer)], completion)
+            for name, rows, completion in sampled
+        ]
+        needed = max(max(prompts) + completion for _, prompts, completion in lengths)
         window = args.vllm_max_model_length or min(needed, model.config.max_position_embeddings)
-        for name, of_dataset in lengths.items():
-            check_prompt_lengths(of_dataset, window - args.max_completion_length, name)
+        for name, prompts, completion in lengths:
+            check_prompt_lengths(prompts, window - completion, name)
         return window
 
     @property

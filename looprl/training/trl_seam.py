@@ -8,6 +8,7 @@
 | `_generate_and_score_completions`            | `finish_rollout(batch, rewards)` on its result             |
 | `_calculate_rewards`                         | timed; its result [N, functions] goes to `finish_rollout`  |
 | `_get_per_token_logps_and_entropies`         | `score(model, ids, mask, rows, completion_length)`         |
+| `_prepare_inputs`                            | called by `sample_batch()`                                 |
 | `_compute_loss`                              | after `before_loss(batch)`; its batch is `micro_batch`     |
 """
 
@@ -73,6 +74,11 @@ class GRPOSeam(GRPOTrainer):
     def micro_batch(self) -> Batch | None:
         """The batch whose loss is being computed; None while a rollout is being completed."""
         return self._micro_batch
+
+    def sample_batch(self) -> Batch:
+        """The first micro-batch of rollouts that training would see."""
+        self.model.train()
+        return self._prepare_inputs(next(iter(self.get_train_dataloader())))
 
     def logged_rollout(self) -> list[dict[str, Any]]:
         """Prompt, completion, rewards and advantage of each sample of the last rollout."""

@@ -12,6 +12,10 @@ from looprl.models import load_model
 from looprl.runs import read_metrics
 
 SMALL = ("--per_device_train_batch_size", 32, "--eval_size", 32, "--dataset_size", 256)
+LONGER_TASK = (
+    *("--transfer_dataset", "arithmetic", "--transfer_task_options", '{"num_steps": 3}', "--transfer_size", 24),
+    *("--transfer_max_completion_length", 21),
+)
 ROWS = Path("tests/data/gsm8k_train_48.jsonl")
 CLOCKS = ("time/", "step_time", "train_")
 
@@ -28,7 +32,7 @@ def metrics(folder):
 @pytest.fixture(scope="module")
 def short_run(looprl, tmp_path_factory):
     folder = tmp_path_factory.mktemp("short") / "run"
-    output = looprl("train", "recipes/quickstart.yaml", "--output_dir", folder, "--max_steps", 3, *SMALL)
+    output = looprl("train", "recipes/quickstart.yaml", "--output_dir", folder, "--max_steps", 3, *SMALL, *LONGER_TASK)
     return folder, output
 
 
@@ -47,8 +51,23 @@ def test_run_folder_holds_what_the_design_promises(short_run):
         "step-00000.jsonl",
         "step-00001.jsonl",
         "step-00002.jsonl",
+        "transfer-after.jsonl",
+        "transfer-before.jsonl",
     ]
     assert "pass@1" in output and str(folder) in output.replace("\n", "")
+
+
+def test_a_second_task_is_measured_before_and_after(short_run):
+    folder, output = short_run
+    summary = json.loads((folder / "summary.json").read_text())
+    for when in ("before", "after"):
+        rows = json_lines(folder / "completions" / f"transfer-{when}.jsonl")
+        assert len(rows) == summary["transfer_n"] == 24
+        assert sum(row["reward"] == 1 for row in rows) / 24 == summary[f"transfer_pass_at_1_{when}"]
+        # three steps take 17 to 20 tokens, more than training's limit of 16
+        assert any(len(row["completion"].split("\n")) >= 4 for row in rows)
+    assert "on 24 transfer prompts" in output
+    assert "transfer, after training" in (folder / "report.html").read_text()
 
 
 def test_every_step_logs_the_metrics_of_the_design(short_run):
@@ -65,7 +84,7 @@ def test_every_step_logs_the_metrics_of_the_design(short_run):
         assert all(row[key] > 0 for key in times)
 
 
-def test_the_same_command_gives_the_same_metrics(short_run, looprl, tmp_path):
+def test_the_same_command_gives_the_same_metrics_with_a_second_task_and_without(short_run, looprl, tmp_path):
     again = tmp_path / "again"
     looprl("train", "recipes/quickstart.yaml", "--output_dir", again, "--max_steps", 3, *SMALL)
     assert metrics(again) == metrics(short_run[0])

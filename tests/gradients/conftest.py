@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from looprl.gradients import AdjointSolver, replay
 from looprl.models import LoopLMConfig, LoopLMForCausalLM
 from looprl.models.contract import LoopRunner, run_loops
 
@@ -100,3 +102,40 @@ def batch() -> PolicyBatch:
         attention_mask=torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1]]),
         coefficients=torch.tensor([[0, 0, 0, 1.5, 1, 0.5], [0, 0, 0, -1, -0.5, -1.5], [0, 0, 0, 0.5, 0.5, 0]]).double(),
     )
+
+
+class Loop:
+    """One loop at a state near the fixed point: everything that the tests need of it."""
+
+    def __init__(self, model, batch, loops_before=5):
+        ids, mask = batch.input_ids, batch.attention_mask
+        self.core, self.parameters = model.model.core, list(model.model.core.parameters())
+        with torch.no_grad():
+            self.context = model.model.context(ids, mask)
+            self.injected = model.model.prelude(ids, mask)
+            self.state = model(ids, mask, num_loops=loops_before).state
+        torch.manual_seed(2)
+        self.cotangent = torch.randn_like(self.state)
+
+    def apply(self, state, injected=None, **settings):
+        return self.core(state, self.injected if injected is None else injected, *self.context, **settings)
+
+    def replay(self, steps, state=None, injected=None):
+        state = self.state if state is None else state
+        return self.apply(state, injected, record=partial(replay, solver=AdjointSolver(steps)))
+
+    def dense_jacobian(self):
+        """J [B T d, B T d], over all tokens of all rows."""
+        size = self.state.numel()
+        return torch.autograd.functional.jacobian(self.apply, self.state).reshape(size, size)
+
+    def product(self):
+        """u -> J^T u on one recorded graph."""
+        start = self.state.clone().requires_grad_()
+        output = self.apply(start)
+        return lambda vector: torch.autograd.grad(output, start, vector, retain_graph=True)[0]
+
+
+@pytest.fixture
+def loop(model, batch) -> Loop:
+    return Loop(model, batch)

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, DynamicCache
 
 from looprl.data.loading import load_task_dataset
 from looprl.data.prompts import prompt_token_ids
-from looprl.gradients import PRESETS, Estimator
+from looprl.gradients import PRESETS, AdjointSolver, Estimator
 from looprl.models import load_model
 from looprl.models.contract import run_loops
 
@@ -21,6 +21,9 @@ FULL, CHECKPOINTED = Estimator.preset("full"), Estimator.preset("full_checkpoint
 ESTIMATORS = {
     "reuse": Estimator.preset("reuse"),
     "reuse endpoint": Estimator.preset("reuse", replay_from="endpoint"),
+    "reuse auto": Estimator.preset("reuse", "auto", neumann_tolerance=0.05),
+    "reuse least squares": Estimator.preset("reuse", adjoint_solver="least_squares"),
+    "reuse auto least squares": Estimator.preset("reuse", "auto", adjoint_solver="least_squares"),
     "recompute": Estimator.preset("recompute"),
     "recompute endpoint": Estimator.preset("recompute", replay_from="endpoint"),
     "truncated": Estimator.preset("truncated", loops_recorded=2),
@@ -230,6 +233,14 @@ def test_loops_run_and_backpropagated_are_as_announced(model, batch, estimator, 
         assert seen["recorded"] == (estimator.loops_recorded or 6)
 
 
+@pytest.mark.parametrize("num_loops", [1, 2, 4])
+def test_auto_makes_no_more_products_than_full_has_terms(model, batch, num_loops):
+    found = []
+    auto = Estimator("rollout", 1, AdjointSolver("auto", tolerance=1e-9), on_solved=found.append)
+    batch.gradients(model, auto, num_loops, batch.state(model, num_loops - 1))
+    assert found[0].steps.tolist() == [num_loops - 1] * 3
+
+
 # Every parameter, every split
 
 
@@ -274,6 +285,25 @@ def test_an_unknown_state_to_replay_from_is_refused_with_the_choices():
         Estimator.preset("reuse", replay_from="middle")
 
 
+def test_an_unknown_origin_of_states_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match="'rolout'; choose from rollout, trainer"):
+        Estimator("rolout", 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(neumann_steps="some"), "must be a number or 'auto', got 'some'"),
+        (dict(adjoint_solver="gmres"), "'gmres'; choose from neumann, least_squares"),
+        (dict(neumann_tolerance=0.0), r"neumann_tolerance must lie in \(0, 1\), got 0.0"),
+        (dict(neumann_tolerance=1.0), r"neumann_tolerance must lie in \(0, 1\), got 1.0"),
+    ],
+)
+def test_a_solver_that_means_nothing_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Estimator.preset("full", **settings)
+
+
 @pytest.mark.parametrize("name", ["reuse", "recompute"])
 def test_negative_neumann_steps_are_refused(name):
     with pytest.raises(ValueError, match="neumann_steps must be 0 or more, got -1"):
@@ -293,7 +323,7 @@ def test_truncated_needs_to_be_told_how_many_loops():
 
 @pytest.mark.parametrize("recorded", [2, None])
 def test_a_neumann_series_or_a_recorded_state_needs_exactly_one_recorded_loop(recorded):
-    for settings in (dict(state_from="trainer", neumann_steps=1), dict(state_from="rollout")):
+    for settings in (dict(state_from="trainer", solver=AdjointSolver(1)), dict(state_from="rollout")):
         with pytest.raises(ValueError, match="need loops_recorded = 1"):
             Estimator(loops_recorded=recorded, **settings)
     with pytest.raises(ValueError, match="'endpoint' needs loops_recorded = 1"):

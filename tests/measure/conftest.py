@@ -1,4 +1,4 @@
-"""Tiny looped models in double precision: random ones, and one whose core is a known linear map."""
+"""Random LoopLMs, one whose core is a known linear map, and rollout-like batches and texts."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from looprl.data.documents import Document, TokenBatch, batches_of
-from looprl.models import LoopLMConfig, LoopLMForCausalLM
+from looprl.measure.policy_gradient import PolicyBatch
+from looprl.models import LoopedForCausalLM, LoopLMConfig, LoopLMForCausalLM
 from looprl.models.contract import Core
 
 PAD = 0
@@ -29,14 +30,48 @@ class LinearCore(Core):
         return state @ self.matrix.T + injected
 
 
-@pytest.fixture
-def tiny_model() -> Callable[..., LoopLMForCausalLM]:
-    """tiny_model(seed=0, **config); tiny_model(matrix=A) has the linear core."""
+@pytest.fixture(scope="session")
+def looplm() -> Callable[..., LoopedForCausalLM]:
+    """A random LoopLM, 64 wide unless told otherwise, from LoopLMConfig keys."""
 
-    def make(seed: int = 0, matrix: Tensor | None = None, **config) -> LoopLMForCausalLM:
+    def make(seed: int = 0, **settings) -> LoopedForCausalLM:
         torch.manual_seed(seed)
-        shape = dict(vocab_size=11, hidden_size=8, intermediate_size=12, num_attention_heads=2, num_loops=3)
-        model = LoopLMForCausalLM(LoopLMConfig(**shape | config)).double().eval()
+        width = settings.setdefault("hidden_size", 64)
+        settings = dict(vocab_size=512, intermediate_size=2 * width, num_attention_heads=2) | settings
+        return LoopLMForCausalLM(LoopLMConfig(**settings))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def rollouts() -> Callable[..., PolicyBatch]:
+    """Random tokens and advantages with the model's own states after R - 1 and R loops, as a PolicyBatch."""
+
+    def make(model: LoopedForCausalLM, num_loops: int, rows: int = 8, prompt: int = 16, completion: int = 32):
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(3, model.config.vocab_size, (rows, prompt + completion), generator=generator)
+        advantages = torch.randn(rows, 1, generator=generator)
+        with torch.no_grad():
+            outputs = [model(ids[:, :-1], num_loops=loops) for loops in (max(num_loops - 1, 1), num_loops)]
+        logps = outputs[1].logits[:, -completion:].log_softmax(-1).gather(-1, ids[:, -completion:, None])
+        return PolicyBatch(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            weights=advantages.expand(rows, completion) / (rows * completion),
+            states={"penultimate": outputs[0].state, "endpoint": outputs[1].state},
+            sampler_logps=logps.squeeze(-1),
+        )
+
+    return make
+
+
+@pytest.fixture
+def tiny_model(looplm) -> Callable[..., LoopedForCausalLM]:
+    """An 8 wide LoopLM in double precision, R = 3, from LoopLMConfig keys; with `matrix` its core is that map."""
+
+    def make(matrix: Tensor | None = None, **settings) -> LoopedForCausalLM:
+        tiny = dict(vocab_size=11, hidden_size=8, intermediate_size=12, num_loops=3)
+        model = looplm(**tiny | settings).double().eval()
         if matrix is not None:
             model.model.core = LinearCore(matrix.double())
         return model

@@ -10,6 +10,7 @@ from looprl.cli import main
 from looprl.gradients import Estimator
 from looprl.measure import bench_updates as updates
 from looprl.measure.bench_figure import write_figure
+from looprl.measure.estimator_rows import estimator_name
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.step_bench import _stock_settings
 
@@ -25,10 +26,9 @@ def rows():
 def test_every_estimator_has_a_row_for_every_number_of_loops(rows):
     assert all(row.keys() >= KEYS and row["shape"] == "2x16xd64" for row in rows)
     for num_loops in (2, 5):
-        names = [(row["estimator"], row["neumann_steps"]) for row in rows if row["num_loops"] == num_loops]
-        assert names == [
-            *[("full", 0), ("full_checkpointed", 0), ("truncated", 0), ("recompute", 4)],
-            *[("reuse", 0), ("reuse", 2), ("reuse", 4)],
+        assert [estimator_name(row) for row in rows if row["num_loops"] == num_loops] == [
+            *("full", "full_checkpointed", "truncated b=4", "recompute K=4"),
+            *("reuse K=0", "reuse K=2", "reuse LS K=2", "reuse K=4", "reuse K=auto"),
         ]
     for row in rows:
         full = next(other for other in rows if other["num_loops"] == row["num_loops"])

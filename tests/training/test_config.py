@@ -2,7 +2,7 @@
 
 import pytest
 
-from looprl.gradients import Estimator
+from looprl.gradients import AdjointSolver, Estimator
 from looprl.training.config import LoopedGRPOConfig
 
 
@@ -13,7 +13,7 @@ def config(tmp_path, **settings):
 def test_defaults_are_dr_grpo_with_penultimate_reuse(tmp_path):
     args = config(tmp_path)
     assert (args.loss_type, args.scale_rewards, args.beta) == ("dr_grpo", "none", 0.0)
-    assert args.make_estimator() == Estimator("rollout", 1, 4, "penultimate")
+    assert args.make_estimator() == Estimator("rollout", 1, AdjointSolver(4), "penultimate")
     assert args.vllm_importance_sampling_correction is False
     assert (args.gradient_checkpointing, args.logging_steps) == (False, 1)
 

@@ -10,7 +10,7 @@ from transformers.integrations import get_available_reporting_integrations
 
 from looprl.commands import train
 from looprl.errors import UserError
-from looprl.measure.evaluate import evaluate
+from looprl.measure.evaluate import EvalSet, evaluate
 from looprl.runs import RunFolder, read_metrics
 from looprl.training.callbacks import MetricsToRunFolder, show_only_progress_line
 from looprl.training.eval_every import EvalEvery
@@ -53,7 +53,7 @@ def run_training(folder, eval_every=None, **settings):
     trainer.add_callback(MetricsToRunFolder(folder))
     trainer.add_callback(tracker)
     if eval_every:
-        trainer.add_callback(EvalEvery(eval_every, trainer, HELD_OUT, judge))
+        trainer.add_callback(EvalEvery(eval_every, trainer, EvalSet(HELD_OUT, judge)))
     show_only_progress_line(trainer, stream)
     trainer.train()
     return trainer, tracker, stream.getvalue()

@@ -5,6 +5,7 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from looprl.data.tokenizer import build_tokenizer
+from looprl.measure.evaluate import EvalSet
 from looprl.models import ModelError
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.trainer import LoopedGRPOTrainer
@@ -52,6 +53,12 @@ def test_evaluation_prompts_must_fit_the_window_too(tmp_path):
     rows = Dataset.from_dict({"prompt": ["12 " * 50]})
     with pytest.raises(ValueError, match="evaluation prompt of row 0"):
         build(tmp_path, eval_dataset=rows, settings={"vllm_max_model_length": 40})
+
+
+def test_the_window_holds_what_is_sampled_in_evaluations(tmp_path):
+    longer = EvalSet(ROWS, reward, max_completion_length=60)
+    with pytest.raises(ValueError, match="evaluation prompt of row 0"):
+        build(tmp_path, eval_sets=[longer], settings={"vllm_max_model_length": 60})
 
 
 def test_several_processes_are_not_supported(tmp_path, monkeypatch):
