@@ -1,6 +1,7 @@
 """Random LoopLMs, one whose core is a known linear map, and rollout-like batches and texts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -84,6 +85,12 @@ def token_batch() -> TokenBatch:
     """Three documents of 7, 4 and 5 tokens with prompts of 3, 2 and 1: padding on both sides."""
     (batch,) = batches_of(DOCUMENTS, 3, PAD)
     return batch
+
+
+@pytest.fixture
+def other_batch(token_batch) -> TokenBatch:
+    """Other tokens in the same places."""
+    return replace(token_batch, input_ids=(token_batch.input_ids + 4) % 11)
 
 
 @pytest.fixture

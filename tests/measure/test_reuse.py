@@ -55,10 +55,10 @@ def test_under_per_loop_kv_reuse_and_recompute_are_one(tiny_model, token_batch):
     assert rows["reuse", "endpoint", 0].logprob_gap_mean > 1e-3
 
 
-def test_cosine_and_norm_are_those_of_backpropagation_over_all_batches(tiny_model, token_batch):
+def test_cosine_and_norm_are_those_of_backpropagation_over_all_batches(tiny_model, token_batch, other_batch):
     """Against `.grad` of one loss over both batches; K = 1 from the penultimate state."""
     model = tiny_model(initializer_scale=1.5)
-    rollouts, rows = evidence(model, [token_batch, token_batch], 3, "terminal", 1)
+    rollouts, rows = evidence(model, [token_batch, other_batch], 3, "terminal", 1)
 
     def gradient(estimator, states):
         model.zero_grad(set_to_none=True)
