@@ -27,7 +27,7 @@ from looprl.child import run_command
 from looprl.errors import UserError
 from looprl.measure.ablation import compare_arms, is_finished, read_arm_run, run_folder
 from looprl.measure.ablation_report import write_ablation_report
-from looprl.measure.ablation_tables import as_text, cost_cells, quality_cells, transfer_cells
+from looprl.measure.ablation_tables import cost_cells, quality_cells, transfer_cells
 from looprl.measure.summary import rate
 from looprl.recipe import parse_recipe, recipe_name
 from looprl.recipe_file import load_recipe
@@ -50,7 +50,7 @@ def run(argv: list[str]) -> int:
         _train_missing(recipe, arms, folder, lock, console)
         rows, report = _write(recipe, arms, folder)
     for cells in filter(None, (quality_cells(rows), transfer_cells(rows), cost_cells(rows))):
-        console.print(as_text(cells))
+        console.print(cells.as_text())
     _say(console, f"ablation folder: {folder}")
     _say(console, f"report: {report}")
     return 0

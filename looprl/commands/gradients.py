@@ -1,20 +1,15 @@
 """looprl gradients RECIPE: the policy gradient by every estimator, on the rollouts of a model, beside full BPTT."""
 
-import json
-
 import torch
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
-from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from looprl.errors import UserError
 from looprl.measure.compare_gradients import cases, compare_gradients, with_endpoint_states
-from looprl.measure.estimator_rows import Row, estimator_name
-from looprl.measure.gradients_figure import write_figure
+from looprl.measure.estimator_rows import Row
+from looprl.measure.gradients_report import LEGEND, gradients_cells, write_gradients_report
 from looprl.measure.policy_gradient import PolicyBatch
 from looprl.models import LoopedForCausalLM, load_model
 from looprl.recipe import parse_recipe, recipe_name
@@ -23,16 +18,6 @@ from looprl.training.control import policy_batch
 from looprl.training.gradients_config import GradientsConfig
 from looprl.training.train_recipe import LoadedTask, TrainRecipe, load_task
 from looprl.training.trainer import LoopedGRPOTrainer
-
-LEGEND = """
-cosine, core    to full BPTT: of the whole gradient, of the core's parameters
-state           1 - cosine of reuse to recompute: what the reused state costs
-series          1 - cosine of recompute to full BPTT: what the short series costs
-norm            over full BPTT's
-gap             largest |log-prob - sampler's|
-speed           of scoring + backward, over full BPTT's
-reuse, endpoint replay from the penultimate state, from the endpoint
-LS, K=auto n    least-squares coefficients; each sequence its own K, n on average"""
 
 
 def run(argv: list[str]) -> int:
@@ -60,12 +45,10 @@ def run(argv: list[str]) -> int:
                 progress.advance(bar)
     folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite)
     folder.write_config(settings)
-    (folder.path / "gradients.json").write_text(json.dumps(rows, indent=1) + "\n")
-    write_figure(rows, folder.path / "gradients.png")
-    for num_loops in loops:
-        console.print(gradients_table(rows, num_loops))
-    print(LEGEND)
-    console.print(Text(f"run folder: {folder.path}"), soft_wrap=True)
+    report = write_gradients_report(folder.path, rows, settings)
+    for cells in gradients_cells(rows):
+        console.print(cells.as_text())
+    print(f"\n{LEGEND}\n\nrun folder: {folder.path}\nreport: {report}")
     return 0
 
 
@@ -88,47 +71,3 @@ def _rollouts(model: LoopedForCausalLM, task: LoadedTask, args: GradientsConfig,
             "(per_device_train_batch_size) or give --random_advantages true"
         )
     return with_endpoint_states(model, policy_batch(batch, "penultimate", args.temperature))
-
-
-def gradients_table(rows: list[Row], num_loops: int) -> Table:
-    """Fidelity and cost at one number of loops, each `reuse` with its `recompute`; see `compare_gradients`.
-
-    The two error sources are shown as what they take from a cosine of 1: the reused state (reuse against recompute)
-    and the series cut short (recompute against full BPTT).
-    """
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-        title=f"R = {num_loops}: policy gradients beside full BPTT ({rows[0]['shape']})",
-        title_justify="left",
-    )
-    table.add_column("gradient", no_wrap=True)
-    for column in ("cosine", "core", "state", "series", "norm", "gap", "speed", "MiB"):
-        table.add_column(column, justify="right", no_wrap=True)
-    recomputed: Row = {}
-    for row in (row for row in rows if row["num_loops"] == num_loops):
-        if row["estimator"] == "recompute":
-            recomputed = row
-            continue
-        is_reuse = row["estimator"] == "reuse"
-        table.add_row(
-            estimator_name(row) + (f" {row['products']:.1f}" if row["neumann_steps"] == "auto" else ""),
-            _cosine(row["cosine_to_full"]["all"]),
-            _cosine(row["cosine_to_full"].get("core"), 5),
-            _shortfall(row["cosine_to_recompute"]["all"]) if is_reuse else "",
-            _shortfall(recomputed["cosine_to_full"]["all"]) if is_reuse else "",
-            f"{row['norm_ratio']:.3f}",
-            f"{row['logprob_gap_max']:.0e}",
-            f"{row['speedup_vs_full']:.2f}",
-            f"{row['peak_bytes'] / 2**20:.0f}",
-        )
-    return table
-
-
-def _cosine(value: float | None, decimals: int = 6) -> str:
-    return "-" if value is None else f"{value:.{decimals}f}"
-
-
-def _shortfall(cosine: float | None) -> str:
-    return "-" if cosine is None else f"{max(1 - cosine, 0):.0e}"

@@ -11,19 +11,15 @@ from transformers.utils import logging
 
 from looprl.data.documents import Documents, batches_of, load_documents
 from looprl.errors import UserError
-from looprl.measure.inspect_figure import inspect_figure
-from looprl.measure.inspect_report import inspection_page, print_inspection
-from looprl.measure.inspection import inspect_model
-from looprl.measure.report import REPORT_FILE
-from looprl.measure.verdict import judge
+from looprl.measure.inspect_report import fidelity_cells, loop_cells, recipe_line, write_inspection_report
+from looprl.measure.inspection import Inspection, inspect_model
+from looprl.measure.verdict import Verdict, judge
 from looprl.models import LoopedForCausalLM, load_model
 from looprl.recipe import parse_options
 from looprl.rollout.record import KVPolicy
 from looprl.runs import RunFolder
 from looprl.shipped import with_shipped
 
-JSON_FILE = "inspect.json"
-FIGURE_FILE = "inspect.png"
 LEAST_LOOPS_SHOWN = 8
 ABOUT = (
     "MODEL is a folder or hub name of a looped model with its tokenizer. It is measured on given text: how far each "
@@ -111,25 +107,22 @@ def run(argv: list[str]) -> int:
             model, batches, num_loops, most_loops, options.most_neumann_steps, resolved["kv_policy"], options.seed,
             on_progress=lambda what: status.update(f"measuring {what}"),
         )  # fmt: skip
-    verdict = judge(inspection)
-    remarks = _remarks(text, max_tokens)
-    png = inspect_figure(inspection)
-    assert png is not None
-    content = {
-        "model": name,
-        "text": {"source": text.source, "documents": len(text.documents), "cut": text.cut, "too_short": text.too_short},
-        "verdict": verdict,
-        **asdict(inspection),
-    }
-    folder.write_json(JSON_FILE, content)
-    (folder.path / FIGURE_FILE).write_bytes(png)
-    report = folder.path / REPORT_FILE
-    report.write_text(inspection_page(name, inspection, verdict, png, remarks, settings), encoding="utf-8")
-    for remark in remarks:
-        console.print(Text(remark))
-    print_inspection(console, inspection, verdict)
+    verdict, remarks = judge(inspection), _remarks(text, max_tokens)
+    report = write_inspection_report(folder, inspection, verdict, remarks, settings)
+    _print(console, inspection, verdict, remarks)
     console.print(Text(f"report: {report}"), soft_wrap=True)
     return 0
+
+
+def _print(console: Console, inspection: Inspection, verdict: Verdict, remarks: list[str]) -> None:
+    for remark in remarks:
+        console.print(Text(remark))
+    for cells in (loop_cells(inspection), fidelity_cells(inspection)):
+        console.print(cells.as_text())
+    for finding in verdict.findings:
+        console.print(Text(f"\n{finding.question}", style="bold"))
+        console.print(Text(finding.answer))
+    console.print(Text(f"\nTrain with {recipe_line(verdict)}"))
 
 
 def _tokenizer(path: str) -> PreTrainedTokenizerBase:

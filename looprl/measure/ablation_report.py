@@ -10,8 +10,7 @@ import yaml
 from looprl.measure.ablation import ArmRow
 from looprl.measure.ablation_figures import differences, learning_curves, seconds_by_phase
 from looprl.measure.ablation_tables import cost_cells, quality_cells, run_cells, transfer_cells
-from looprl.measure.cells import Cells
-from looprl.measure.page import figure, notes, number_table, page, section, shown
+from looprl.measure.page import figure, notes, page, section, shown
 from looprl.measure.report import REPORT_FILE
 from looprl.runs import plain, write_atomically
 
@@ -38,7 +37,7 @@ def write_ablation_report(folder: Path, rows: Sequence[ArmRow], num_runs: int, s
     quality, transfer, cost = quality_cells(rows), transfer_cells(rows), cost_cells(rows)
     sections = [
         notes(missing),
-        section("Result", _table(quality.beside(cost)) + (_table(transfer) if transfer else "") + _READING),
+        section("Result", quality.beside(cost).as_html() + (transfer.as_html() if transfer else "") + _READING),
         section(
             "Learning curves",
             figure(
@@ -68,7 +67,7 @@ def write_ablation_report(folder: Path, rows: Sequence[ArmRow], num_runs: int, s
                 "Means over all steps but the first, and over the seeds; without evaluations on the way.",
             ),
         ),
-        section("Every run", _table(run_cells(rows))),
+        section("Every run", run_cells(rows).as_html()),
         section("Configuration", f'<pre class="config">{shown(_yaml(settings), None)}</pre>'),
     ]
     target = folder / REPORT_FILE
@@ -82,10 +81,6 @@ _READING = (
     "median over a run's steps, the first left out; scoring counts every forward pass that scores, so also that of "
     "old log-probs where an arm needs one.</p>"
 )
-
-
-def _table(cells: Cells) -> str:
-    return f"<h3>{shown(cells.title)}</h3>" + number_table(cells.columns, cells.rows)
 
 
 def _yaml(settings: Mapping[str, Any]) -> str:

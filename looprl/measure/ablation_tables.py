@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
-
 from looprl.measure.ablation import ArmRow
 from looprl.measure.cells import Cells
 from looprl.measure.paired import Difference, Spread
@@ -29,6 +26,7 @@ def cost_cells(rows: Sequence[ArmRow]) -> Cells:
     """Seconds of scoring + backward per update, and the speed-up over the baseline."""
     return Cells(
         "cost of an update",
+        "arm",
         ["scoring + backward (s)", "speed-up"],
         [(row.arm, [_spread(row.seconds), "-" if row.speedup is None else f"{row.speedup:.2f} x"]) for row in rows],
     )
@@ -38,6 +36,7 @@ def run_cells(rows: Sequence[ArmRow]) -> Cells:
     """Every run by itself."""
     return Cells(
         "every run",
+        "run",
         ["before", "after", "transfer before", "transfer after", "s per update"],
         [
             (
@@ -56,17 +55,6 @@ def run_cells(rows: Sequence[ArmRow]) -> Cells:
     )
 
 
-def as_text(cells: Cells) -> Table:
-    """A table for the terminal, 80 columns wide with arm names of up to 24."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=cells.title, title_justify="left", title_style="")
-    table.add_column("arm", overflow="fold")
-    for column in cells.columns:
-        table.add_column(column, justify="right")
-    for name, row in cells.rows:
-        table.add_row(name, *row)
-    return table
-
-
 def _rates(title: str, rows: Sequence[ArmRow], prefix: str) -> Cells:
     cells = [
         [
@@ -77,7 +65,7 @@ def _rates(title: str, rows: Sequence[ArmRow], prefix: str) -> Cells:
         for row in rows
     ]
     columns = ["before", "after", f"after - {rows[0].baseline}'s, 95 % interval"]
-    return Cells(title, columns, [(row.arm, of_row) for row, of_row in zip(rows, cells, strict=True)])
+    return Cells(title, "arm", columns, [(row.arm, of_row) for row, of_row in zip(rows, cells, strict=True)])
 
 
 def _spread(spread: Spread | None) -> str:

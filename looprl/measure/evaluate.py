@@ -16,11 +16,13 @@ class EvalSet:
     """Prompts that are measured but not trained on, and the reward that judges them.
 
     prompts: a `prompt` column and those that the reward asks for. max_completion_length: tokens; None is training's.
+    name: what messages call the prompts.
     """
 
     prompts: Dataset
     reward: Callable[..., list[float | None]]
     max_completion_length: int | None = None
+    name: str = "evaluation"
 
 
 @dataclass(frozen=True)

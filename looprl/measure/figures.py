@@ -17,9 +17,9 @@ Arguments = ParamSpec("Arguments")
 
 WIDTH = 7.4  # inches, the text of a printed page
 STEP_LABEL = "optimizer step"
-_PHASES = ("rollout", "reward", "scoring", "backward", "optimizer", "sync", "evaluation")
-_FILLS = ("0.55", "1.0", "0.8", "0.35", "1.0", "0.9", "0.7", "1.0")
-_HATCHES = ("", "////", "....", "", "xxxx", "\\\\\\\\", "----", "oo")
+_PHASES = ("rollout", "reward", "scoring", "backward", "optimizer", "sync", "evaluation", "control")
+_FILLS = ("0.55", "1.0", "0.8", "0.35", "1.0", "0.9", "0.7", "1.0", "0.95")
+_HATCHES = ("", "////", "....", "", "xxxx", "\\\\\\\\", "----", "oo", "++")
 _MOST_MARKED = 40
 _SETTINGS: dict[Any, Any] = {
     "savefig.dpi": 200,

@@ -1,20 +1,46 @@
-"""What an inspection leaves behind in words and tables: on the terminal, and in `report.html`."""
+"""What an inspection leaves behind: `inspect.json`, `inspect.png`, and both in `report.html`; and its tables."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from looprl.measure.cells import Cells
+from looprl.measure.inspect_figure import inspect_figure
 from looprl.measure.inspection import TOKEN_TOLERANCE, Inspection
-from looprl.measure.page import figure, notes, number_table, page, section, shown
+from looprl.measure.page import figure, notes, page, section, shown
 from looprl.measure.policy_gradient import ALL
+from looprl.measure.report import REPORT_FILE
 from looprl.measure.verdict import Verdict, rows_of
-from looprl.runs import plain
+from looprl.runs import RunFolder, plain, write_atomically
+
+
+def write_inspection_report(
+    folder: RunFolder, inspection: Inspection, verdict: Verdict, remarks: Sequence[str], settings: Mapping[str, Any]
+) -> Path:
+    """Write the measurements with the verdict, their figure and the report, and return the report's path.
+
+    remarks: what the reader must know about the text, such as documents that were cut.
+    """
+    name = str(settings["model"])
+    folder.write_json("inspect.json", {"model": name, "remarks": remarks, "verdict": verdict, **vars(inspection)})
+    png = inspect_figure(inspection)
+    assert png is not None
+    (folder.path / "inspect.png").write_bytes(png)
+    findings = "".join(f"<dt>{shown(item.question)}</dt><dd>{shown(item.answer)}</dd>" for item in verdict.findings)
+    answers = " ".join(item.answer for item in verdict.findings)
+    tables = loop_cells(inspection).as_html() + fidelity_cells(inspection).as_html()
+    sections = [
+        notes(remarks),
+        section("Verdict", f"<dl>{findings}</dl><p>Train with <b>{shown(recipe_line(verdict))}</b></p>"),
+        section("Figure", figure(png, answers, _CAPTION)),
+        section("Numbers", tables + _READING),
+        section("Configuration", f'<pre class="config">{shown(_yaml(settings), None)}</pre>'),
+    ]
+    target = folder.path / REPORT_FILE
+    write_atomically(target, page(f"looprl inspect {name}", sections))
+    return target
 
 
 def loop_cells(inspection: Inspection) -> Cells:
@@ -28,7 +54,7 @@ def loop_cells(inspection: Inspection) -> Cells:
     never = f"{100 * inspection.tokens_not_converging / inspection.tokens:.1f}"
     rows.append(("never", ["", "", "", never, "", "", ""]))
     columns = ["residual", "median", "p90", "converge %", "angle °", "variance", "NLL"]
-    return Cells(f"after each loop, {inspection.tokens} tokens", columns, rows)
+    return Cells(f"After each loop, {inspection.tokens} tokens", "loop", columns, rows)
 
 
 def fidelity_cells(inspection: Inspection) -> Cells:
@@ -40,57 +66,14 @@ def fidelity_cells(inspection: Inspection) -> Cells:
     rows: list[tuple[str, list[str]]] = []
     for of_one_k in zip(*series.values(), strict=True):
         values = [row.cosine_to_full[ALL] for row in of_one_k]
-        rows.append((f"K = {of_one_k[0].neumann_steps}", ["-" if v is None else f"{v:.5f}" for v in values]))
+        rows.append((str(of_one_k[0].neumann_steps), ["-" if v is None else f"{v:.5f}" for v in values]))
     rows.append(("gap", [f"{found[0].logprob_gap_mean:.2g}" for found in series.values()]))
-    return Cells("cosine to full BPTT by Neumann steps K, and mean log-prob gap in nats", list(series), rows)
-
-
-def print_inspection(console: Console, inspection: Inspection, verdict: Verdict) -> None:
-    """Tables first, then the verdict."""
-    for cells in (loop_cells(inspection), fidelity_cells(inspection)):
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=cells.title, title_justify="left")
-        table.add_column("", no_wrap=True)
-        for column in cells.columns:
-            table.add_column(column, justify="right", no_wrap=True)
-        for name, values in cells.rows:
-            table.add_row(name, *values)
-        console.print(table)
-    for finding in verdict.findings:
-        console.print(Text(finding.question, style="bold"))
-        console.print(Text(f"  {finding.answer}"))
-    console.print(Text(f"Train with {recipe_line(verdict)}"))
+    return Cells("Cosine to full BPTT by Neumann steps, and mean log-prob gap in nats", "K", list(series), rows)
 
 
 def recipe_line(verdict: Verdict) -> str:
     """The recipe keys as one reads them in a recipe."""
     return ", ".join(f"{key}: {value}" for key, value in verdict.recipe.items())
-
-
-def inspection_page(
-    name: str,
-    inspection: Inspection,
-    verdict: Verdict,
-    png: bytes | None,
-    remarks: Sequence[str],
-    settings: Mapping[str, Any],
-) -> str:
-    """The HTML of `report.html`. remarks: what the reader must know about the text, such as documents that were cut."""
-    findings = "".join(f"<dt>{shown(item.question)}</dt><dd>{shown(item.answer)}</dd>" for item in verdict.findings)
-    answers = " ".join(item.answer for item in verdict.findings)
-    tables = "".join(
-        f"<h3>{shown(cells.title)}</h3>{number_table(cells.columns, cells.rows)}"
-        for cells in (loop_cells(inspection), fidelity_cells(inspection))
-    )
-    return page(
-        f"looprl inspect {name}",
-        [
-            notes(remarks),
-            section("Verdict", f"<dl>{findings}</dl><p>Train with <b>{shown(recipe_line(verdict))}</b></p>"),
-            section("Figure", figure(png, answers, _CAPTION)),
-            section("Numbers", tables + _READING),
-            section("Configuration", f'<pre class="config">{shown(_yaml(settings), None)}</pre>'),
-        ],
-    )
 
 
 _CAPTION = "Over the real tokens of the text, likelihoods over those after the prompts."

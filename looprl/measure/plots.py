@@ -17,6 +17,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 _TIME_PREFIX = "time/"
 _MEAN_OVER = 10
+SMALLEST_SHORTFALL = 1e-9  # of 1 - cosine, about what fp32 gradients can tell apart
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,38 @@ def replay_gap(rows: Rows) -> Figure | None:
         axes.set_yscale("log")
         _finish(axes, label)
     return figure
+
+
+@drawn_as_png
+def control(rows: Rows) -> Figure | None:
+    """How far the gradient is from full BPTT's at each control, and what the adjoint's series shows; None without."""
+    distances = [
+        ("control/cosine_to_full", "this run's", "-", "o"),
+        ("control/recompute_to_full", "recompute's", ":", "^"),
+    ]
+    shown = [(name, style, marker, *_shortfalls(rows, key)) for key, name, style, marker in distances]
+    if not any(steps for *_, steps, _ in shown):
+        return None
+    terms = [
+        ("replay/spectral_radius", "last ratio of terms", "-", "o"),
+        ("replay/neumann_remainder", "last term / adjoint", ":", "^"),
+    ]
+    has_series = any(series(rows, key)[0] for key, *_ in terms)
+    figure, all_axes = new_figure(1 + has_series)
+    for name, style, marker, steps, values in shown:
+        line(all_axes[0], steps, values, name, "0.0", style, marker)
+    all_axes[0].set_yscale("log")
+    _finish(all_axes[0], "1 - cosine to full BPTT")
+    if has_series:
+        for key, name, style, marker in terms:
+            line(all_axes[1], *series(rows, key), name, "0.0", style, marker)
+        _finish(all_axes[1], "Neumann series (mean over sequences)")
+    return figure
+
+
+def _shortfalls(rows: Rows, key: str) -> tuple[list[int], list[float]]:
+    steps, cosines = series(rows, key)
+    return steps, [max(1 - cosine, SMALLEST_SHORTFALL) for cosine in cosines]
 
 
 @drawn_as_png

@@ -12,6 +12,7 @@ import yaml
 from looprl.measure import plots
 from looprl.measure.page import figure, inline, notes, number_table, page, section, shown, text
 from looprl.measure.plots import Rate, series, wilson_interval
+from looprl.measure.policy_gradient import SAFE_COSINE
 from looprl.measure.run_files import RunFiles, read_run
 from looprl.measure.summary import phase_seconds
 
@@ -45,6 +46,7 @@ def _page(run: RunFiles) -> str:
         section("pass@1 on held-out prompts", _pass_rate(run, before, after)),
         section("Where the time went", _times(run)),
         section("Sampler and replay", _gap(run)),
+        _control(run),
         section("Completion length", _lengths(run)),
         section("Completions before and after", _completions(run)),
         section("Configuration", _configuration(run.config)),
@@ -143,6 +145,22 @@ def _gap(run: RunFiles) -> str:
         "sampled tokens; the residual is how far the replayed loop moves the state z, relative to its size."
     )
     return figure(plots.replay_gap(run.metrics), alt, note)
+
+
+def _control(run: RunFiles) -> str:
+    steps, cosines = series(run.metrics, "control/cosine_to_full")
+    if not steps:
+        return ""
+    alt = f"Cosine to full BPTT {min(cosines):.6f} at the least, {cosines[-1]:.6f} at step {steps[-1]}"
+    warning = ""
+    if min(cosines) < SAFE_COSINE:
+        at = steps[cosines.index(min(cosines))]
+        warning = notes([f"At step {at} the gradient's cosine to full BPTT was {min(cosines):.4f}: it is not safe."])
+    caption = (
+        "The gradient of a micro-batch beside that of full BPTT; recompute's has states of the trainer's own, so that "
+        "the lines part by what reusing the rollout's states costs."
+    )
+    return section("Control: the gradient beside full BPTT", warning + figure(plots.control(run.metrics), alt, caption))
 
 
 def _lengths(run: RunFiles) -> str:

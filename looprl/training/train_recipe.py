@@ -93,9 +93,9 @@ def load_task(recipe: TrainRecipe, seed: int) -> LoadedTask:
     task = LoadedTask(
         with_shipped(recipe.model), rewards, train_set, _held_out(recipe, rewards[0]), _transfer(recipe, rewards[0])
     )
-    for name, eval_set in task.eval_sets.items():
+    for eval_set in task.eval_sets.values():
         check_columns([eval_set.reward], eval_set.prompts.column_names)
-        check_disjoint(train_set, eval_set.prompts, "transfer" if name == "transfer" else "evaluation")
+        check_disjoint(train_set, eval_set.prompts, eval_set.name)
     if task.held_out is None and recipe.eval_every is not None:
         raise UserError("eval_every needs held-out prompts: name them with eval_dataset, or leave eval_every out")
     return task
@@ -118,4 +118,4 @@ def _transfer(recipe: TrainRecipe, reward: Reward) -> EvalSet | None:
     )
     if recipe.transfer_reward is not None:
         reward = load_reward(recipe.transfer_reward)
-    return EvalSet(prompts, reward, recipe.transfer_max_completion_length)
+    return EvalSet(prompts, reward, recipe.transfer_max_completion_length, name="transfer")

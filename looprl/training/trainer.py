@@ -85,7 +85,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         length = args.max_completion_length
         sampled = [("training", train_dataset, length)]
         sampled += [("evaluation", eval_dataset, length)] if eval_dataset is not None else []
-        sampled += [("evaluation", each.prompts, each.max_completion_length or length) for each in eval_sets]
+        sampled += [(each.name, each.prompts, each.max_completion_length or length) for each in eval_sets]
         self.window = self._window(model, args, processing_class, sampled)
         super().__init__(
             model=model,

@@ -65,7 +65,7 @@ def test_the_quickstart_model_is_safe_in_everything_and_says_so(inspect, tmp_pat
         sum(row["tokens_converging"] for row in content["loops"]) + content["tokens_not_converging"]
         == content["tokens"]
     )
-    assert content["text"]["documents"] == 16
+    assert content["remarks"] == [f"Text: 16 documents of arithmetic (demonstrations), {content['tokens']} tokens."]
     assert "Is reuse from the penultimate state safe? Yes, with neumann_steps: 0 or more" in printed
     assert "Train with estimator: reuse" in printed
     png, report = (tmp_path / "run/inspect.png").read_bytes(), (tmp_path / "run/report.html").read_text()
@@ -110,9 +110,7 @@ def test_the_same_command_gives_the_same_numbers_and_batches_do_not_matter(inspe
 def test_own_text_is_read_cut_and_counted(inspect, tmp_path):
     (tmp_path / "text.txt").write_text("Tom has 12 apples. Tom buys 3.\n\n" + "Tom buys 3. " * 20)
     content, printed = inspect(QUICKSTART, *QUICK, "--text", str(tmp_path / "text.txt"), "--num_loops", "2")
-    assert content["text"] == {
-        "source": str(tmp_path / "text.txt"), "documents": 2, "cut": 1, "too_short": 0,
-    }  # fmt: skip
+    assert content["remarks"][0].startswith("Text: 2 documents of ") and len(content["remarks"]) == 2
     assert "1 of them are longer than 24 tokens and were cut there" in printed
     assert content["num_loops"] == 2 and {row["num_loops"] for row in content["reuse"]} == {2}
 

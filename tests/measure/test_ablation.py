@@ -12,7 +12,7 @@ from rich.console import Console
 
 from looprl.measure.ablation import compare_arms
 from looprl.measure.ablation_report import write_ablation_report
-from looprl.measure.ablation_tables import as_text, cost_cells, quality_cells, run_cells, transfer_cells
+from looprl.measure.ablation_tables import cost_cells, quality_cells, run_cells, transfer_cells
 from looprl.runs import RunFolder
 
 SETTINGS = {"replay_from": "penultimate", "neumann_steps": 4, "num_loops": 6}
@@ -120,7 +120,7 @@ def test_tables_fit_80_columns(folder):
     stream = io.StringIO()
     console = Console(file=stream, width=80)
     for cells in (quality_cells, transfer_cells, cost_cells):
-        console.print(as_text(cells(compared(folder))))
+        console.print(cells(compared(folder)).as_text())
     assert max(map(len, stream.getvalue().splitlines())) <= 80
     assert "…" not in stream.getvalue()
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from looprl.gradients import Estimator
 from looprl.measure.compare_gradients import cases, compare_gradients, with_endpoint_states
 from looprl.measure.estimator_rows import estimator_name
-from looprl.measure.gradients_figure import draw, write_figure
+from looprl.measure.gradients_figure import draw, gradients_figure
 from looprl.measure.policy_gradient import by_part, cosines, norm, policy_gradient
 
 STEPS = [0, 2, "auto"]
@@ -120,17 +120,18 @@ def test_states_of_another_shape_are_refused(model, batch):
         list(compare_gradients(model, short, 4, [0], repeats=1, device="cpu"))
 
 
-def test_the_figure_has_a_line_for_each_start_and_number_of_loops_and_says_what_it_shows(rows, tmp_path):
+def test_the_figure_has_a_line_for_each_start_and_number_of_loops_and_says_what_it_shows(rows):
     other = [{**row, "num_loops": 7} for row in rows]
     figure = draw(rows + other)
     assert isinstance(figure, Figure)
     fidelity, cost = figure.axes
     labels = [text.get_text() for text in fidelity.get_legend().get_texts()]
-    assert {f"reuse, {start}, R = {loops}" for start in ("penultimate", "endpoint") for loops in (4, 7)} <= {*labels}
-    assert fidelity.get_ylabel() == "1 - cosine to full BPTT" and "seconds" in cost.get_ylabel()
+    assert {f"{start}, R = {loops}" for start in ("reuse", "endpoint", "least squares") for loops in (4, 7)} <= {
+        *labels
+    }
+    assert fidelity.get_ylabel() == "1 - cosine to full BPTT" and cost.get_ylabel() == "scoring + backward (s)"
     assert all("Neumann steps K" in axes.get_xlabel() for axes in figure.axes)
-    line = next(line for line in fidelity.lines if line.get_label() == "reuse, penultimate, R = 4")
+    line = next(line for line in fidelity.lines if line.get_label() == "reuse, R = 4")
     expected = [1 - row_of(rows, f"reuse K={steps}")["cosine_to_full"]["all"] for steps in (0, 2)]
     assert list(line.get_xdata()) == [0, 2] and list(line.get_ydata()) == pytest.approx(expected)
-    write_figure(rows, tmp_path / "gradients.png")
-    assert (tmp_path / "gradients.png").read_bytes().startswith(b"\x89PNG")
+    assert gradients_figure(rows).startswith(b"\x89PNG")

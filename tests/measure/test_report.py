@@ -135,6 +135,16 @@ def test_pass_rate_curve_has_the_evaluations_on_the_way(run):
     assert "pass@1 0.250 at step 0, 0.500 at step 8, 0.500 at step 16, 1.000 at step 24" in alts
 
 
+def test_a_controlled_run_shows_how_far_its_gradient_was_and_says_where_it_was_unsafe(run):
+    assert "Control" not in " ".join(Page(report(run)).headings)
+    for step, cosine in ((25, 0.99995), (26, 0.9321)):
+        run.append_metrics({"step": step, "control/cosine_to_full": cosine, "control/recompute_to_full": 0.9999})
+    page = Page(report(run))
+    assert "Control: the gradient beside full BPTT" in page.headings and len(page.images) == 6
+    assert "At step 26 the gradient's cosine to full BPTT was 0.9321: it is not safe." in page.text
+    assert any("0.932100 at the least, 0.932100 at step 26" in image["alt"] for image in page.images)
+
+
 def test_report_asks_no_network(run):
     text = report(run)
     assert "://" not in text
