@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -136,3 +137,12 @@ def test_a_better_number_of_loops_is_named():
     assert judge(inspection(loops=loops(residuals, flat))).depth.safe
     finding = judge(inspection(loops=loops(residuals, better))).depth
     assert not finding.safe and "0.978 at 3 loops" in finding.answer
+
+
+def test_the_documented_thresholds_are_those_in_use():
+    text = (Path(__file__).parents[2] / "docs/inspect.md").read_text()
+    assert f"mean residual at R at most {RESTING_RESIDUAL}," in text
+    assert f"within {KV_DIFFERENCE} nats per token" in text
+    assert f"a cosine of {SAFE_COSINE} or more" in text
+    assert f"mean log-prob gap at most {ENDPOINT_GAP} nats" in text
+    assert f"better by more than {DEPTH_GAIN} nats" in text
