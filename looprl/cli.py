@@ -26,6 +26,9 @@ COMMANDS = {
     "train": Command("looprl.commands.train", "train a looped model by reinforcement learning"),
     "gradients": Command("looprl.commands.gradients", "compare every estimator's gradient with full BPTT"),
     "bench": Command("looprl.commands.bench", "time every estimator, and an RL step beside stock TRL"),
+    "inspect": Command(
+        "looprl.commands.inspect", "say whether a looped model converges, and whether reuse is safe on it"
+    ),
     "ablate": Command("looprl.commands.ablate", "train arms that differ in a few keys, on several seeds, and compare"),
     "pretrain": Command("looprl.commands.pretrain", "train a looped model on next tokens"),
     "recipes": Command("looprl.commands.recipes", "list the recipes that come with looprl, or copy one to edit"),

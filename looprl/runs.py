@@ -117,9 +117,13 @@ class RunFolder:
         write_atomically(target, "".join(map(_json_line, rows)))
         return target
 
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a JSON file of that name; NaN and infinities become null."""
+        write_atomically(self.path / name, json.dumps(_finite(plain(content)), indent=2) + "\n")
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`; NaN and infinities become null."""
-        write_atomically(self.path / SUMMARY_FILE, json.dumps(_finite(plain(summary)), indent=2) + "\n")
+        self.write_json(SUMMARY_FILE, summary)
 
     def checkpoint_path(self, step: int) -> Path:
         """Return the folder for the checkpoint of a step, `checkpoints/step-N`; it is not made here."""
