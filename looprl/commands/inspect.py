@@ -57,7 +57,7 @@ class InspectOptions:
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
     seed: int = field(default=0, metadata={"help": "Of the drawn text, advantages and start vectors."})
     output_dir: str | None = field(
-        default=None, metadata={"help": "Run folder; by default runs/inspect-NAME, the last two parts of MODEL."}
+        default=None, metadata={"help": "Run folder; by default runs/inspect-NAME, from the last two parts of MODEL."}
     )
     overwrite: bool = field(default=False, metadata={"help": "Replace an existing run folder."})
 
@@ -82,7 +82,8 @@ def run(argv: list[str]) -> int:
     """Measure, print tables and verdict, and leave JSON, figure and report in the run folder."""
     logging.disable_progress_bar()  # of loading weights
     name, options = parse_options(InspectOptions, argv, "looprl inspect", "MODEL", ABOUT)
-    output_dir = options.output_dir or f"runs/inspect-{'-'.join(Path(name).resolve().parts[-2:])}"
+    parts = [part for part in Path(name).resolve().parts if part != "checkpoints"]
+    output_dir = options.output_dir or f"runs/inspect-{'-'.join(parts[-2:])}"
     RunFolder.check(output_dir, overwrite=options.overwrite)
     path = with_shipped(name)
     model = load_model(path, dtype=torch.float32).eval().to(options.device)
