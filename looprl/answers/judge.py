@@ -1,0 +1,76 @@
+"""From completions and gold answers to scores: 1.0 where the final answer is the gold one, 0.0 where it is not.
+
+Numbers are compared as exact fractions. Formulas are compared by math-verify, in worker processes with a time limit: its
+own limit is an alarm, which works in no thread but the main one and not in the middle of one long multiplication.
+"""
+
+import re
+from collections.abc import Sequence
+
+from looprl.answers.equality import are_equal, is_formula
+from looprl.answers.extraction import find_answer, last_formula
+from looprl.answers.numbers import Number, for_math_verify, numbers_in, plain, read_number
+
+# What a formula is written with; between two numbers anything else is an enumeration or prose.
+_CALCULATION = re.compile(r"[-+*/^\\×÷]")
+_WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+
+Decided = float | tuple[str, str]  # a score, or the (gold, answer) formulas that math-verify must compare
+
+
+def number_scores(completions: Sequence[str], golds: Sequence[str]) -> list[float | None]:
+    """Score completions against gold numbers; None where the gold is not one number, such as `18 or 19`."""
+    return _scores([_decide_number(*pair) for pair in zip(completions, map(read_number, golds), strict=True)])
+
+
+def solution_scores(completions: Sequence[str], golds: Sequence[str]) -> list[float | None]:
+    """Score completions against gold numbers or LaTeX formulas; None where math-verify cannot read the gold."""
+    readable = is_formula([for_math_verify(gold) for gold in golds if read_number(gold) is None])
+    decided: list[Decided | None] = []
+    for completion, gold in zip(completions, golds, strict=True):
+        number = read_number(gold)
+        if number is not None:
+            decided.append(_decide_number(completion, number))
+        else:
+            decided.append(_decide_formula(completion, gold) if readable[for_math_verify(gold)] else None)
+    return _scores(decided)
+
+
+def _scores(decided: Sequence[Decided | None]) -> list[float | None]:
+    equal = are_equal([pair for pair in decided if isinstance(pair, tuple)])
+    return [float(equal[pair]) if isinstance(pair, tuple) else pair for pair in decided]
+
+
+def _decide_number(completion: str, gold: Number | None) -> Decided | None:
+    if gold is None:
+        return None
+    answer = find_answer(completion)
+    if answer is None or not answer.exact:
+        numbers = numbers_in(completion if answer is None else answer.text)
+        return float(bool(numbers) and numbers[-1].answers(gold))
+    text = answer.text.rpartition("=")[2]
+    number = read_number(text)
+    if number is not None:
+        return float(number.answers(gold))
+    numbers = numbers_in(text)
+    if not _is_calculation(text):  # a number with its unit, or a list of guesses
+        return float(len(numbers) == 1 and numbers[0].answers(gold))
+    return _as_formula(gold), for_math_verify(text)
+
+
+def _decide_formula(completion: str, gold: str) -> Decided:
+    answer = find_answer(completion)
+    text = last_formula(completion) if answer is None else answer.text
+    if answer is not None and not answer.exact:
+        text = last_formula(answer.text) or answer.text
+    return (for_math_verify(gold), for_math_verify(text)) if text else 0.0
+
+
+def _is_calculation(text: str) -> bool:
+    text = plain(text)
+    prose = _WORDS.search(re.sub(r"\\[A-Za-z]+", "", text))
+    return prose is None and _CALCULATION.search(text) is not None and re.search(r"[0-9]\s*[,;\s]\s*[0-9]", text) is None
+
+
+def _as_formula(number: Number) -> str:
+    return f"{number.value.numerator}/{number.value.denominator}" if number.value.denominator > 1 else str(number.value)
