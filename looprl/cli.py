@@ -26,6 +26,7 @@ COMMANDS = {
     "train": Command("looprl.commands.train", "train a looped model by reinforcement learning"),
     "bench": Command("looprl.commands.bench", "time every estimator, and an RL step beside stock TRL"),
     "pretrain": Command("looprl.commands.pretrain", "train a looped model on next tokens"),
+    "rewards": Command("looprl.commands.rewards", "try a reward on given completions, without a model"),
     "recipes": Command("looprl.commands.recipes", "list the recipes that come with looprl, or copy one to edit"),
     "doctor": Command("looprl.commands.doctor", "say what is wrong with this installation or machine, and what to do"),
 }

@@ -1,7 +1,7 @@
 """Reward for MBPP+: the function does what the canonical solution does, on every base and plus input.
 
-The code runs in the sandbox (`looprl/sandbox/`), which sees inputs and never an expected value; what it returned is compared
-here.
+The code runs in the sandbox (`looprl/sandbox/`), which sees inputs and never an expected value; what it returned is
+compared here.
 """
 
 import json
@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from looprl.rewards import completion_text
-from looprl.sandbox import Limits, Program, Run, run_programs
+from looprl.sandbox import Program, Run, run_programs
 from looprl.sandbox.comparison import same, same_elements
 
-LIMITS = Limits()
 FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 
 # As EvalPlus judges them: the order of the elements is not part of the task, or only whether something is found is.
@@ -37,7 +36,7 @@ def all_tests_pass(prompts: list[Any], completions: list[Any], tests: list[Any],
     judged = [index for index, test in enumerate(tests) if test in expected]
     programs = [_program(tests[index], code_of(completion_text(completions[index]))) for index in judged]
     scores: list[float | None] = [None] * len(completions)
-    for index, run in zip(judged, run_programs(programs, LIMITS), strict=True):
+    for index, run in zip(judged, run_programs(programs), strict=True):
         scores[index] = float(_passes(run, json.loads(tests[index]), expected[tests[index]]))
     return scores
 
@@ -57,7 +56,7 @@ def expected_values(tests: Sequence[str]) -> dict[str, list[Any]]:
         if (values := json.loads(test)["expected"]) is not None:
             _known_values[test] = values
     unknown = [test for test in dict.fromkeys(tests) if test not in _known_values]
-    runs = run_programs([_program(test, json.loads(test)["reference"]) for test in unknown], LIMITS)
+    runs = run_programs([_program(test, json.loads(test)["reference"]) for test in unknown])
     for test, run in zip(unknown, runs, strict=True):
         if run.calls is not None and None not in run.calls:
             values = [value for (value,) in run.calls]

@@ -1,4 +1,4 @@
-"""Comparing formulas by math-verify in bounded time, the same in the main thread, in a thread and in a worker process."""
+"""Comparing formulas by math-verify in bounded time, from any thread and any process."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ from looprl.sandbox.worker import Worker
 LIMITS = Limits(seconds=5.0, memory_bytes=2048 * MIB)
 
 
-def are_equal(pairs: Iterable[tuple[str, str]]) -> Mapping[tuple[str, str], bool]:
+def are_equal(pairs: Iterable[tuple[str, str]]) -> Mapping[tuple[str, ...], bool]:
     """Say of each (gold, answer) pair of LaTeX formulas whether they are equal; not in time, or not at all: False."""
     return _verdicts(pairs)
 

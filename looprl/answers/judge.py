@@ -1,7 +1,7 @@
 """From completions and gold answers to scores: 1.0 where the final answer is the gold one, 0.0 where it is not.
 
-Numbers are compared as exact fractions. Formulas are compared by math-verify, in worker processes with a time limit: its
-own limit is an alarm, which works in no thread but the main one and not in the middle of one long multiplication.
+Numbers are compared as exact fractions. Formulas are compared by math-verify, in worker processes with a time limit:
+its own limit is an alarm, which works in no thread but the main one and not in the middle of one long multiplication.
 """
 
 import re
@@ -13,6 +13,7 @@ from looprl.answers.numbers import Number, for_math_verify, numbers_in, plain, r
 
 # What a formula is written with; between two numbers anything else is an enumeration or prose.
 _CALCULATION = re.compile(r"[-+*/^\\×÷]")
+_ENUMERATION = re.compile(r"[0-9]\s*[,;\s]\s*[0-9]")
 _WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 Decided = float | tuple[str, str]  # a score, or the (gold, answer) formulas that math-verify must compare
@@ -68,8 +69,8 @@ def _decide_formula(completion: str, gold: str) -> Decided:
 
 def _is_calculation(text: str) -> bool:
     text = plain(text)
-    prose = _WORDS.search(re.sub(r"\\[A-Za-z]+", "", text))
-    return prose is None and _CALCULATION.search(text) is not None and re.search(r"[0-9]\s*[,;\s]\s*[0-9]", text) is None
+    is_prose = _WORDS.search(re.sub(r"\\[A-Za-z]+", "", text)) is not None
+    return not is_prose and _CALCULATION.search(text) is not None and _ENUMERATION.search(text) is None
 
 
 def _as_formula(number: Number) -> str:

@@ -16,8 +16,8 @@ class KnownDataset:
     """What a dataset module offers.
 
     `schemas`: the column names that a row has, one tuple per public layout. `templates`: a prompt, text or chat
-    messages, from a row. `convert`: what its reward needs instead of the columns as they are. `hub_options`: what
-    `datasets.load_dataset` needs beside the name.
+    messages, from a row. `convert`: what takes the place of a schema's columns, where their reward needs something
+    else. `hub_options`: what `datasets.load_dataset` needs beside the name.
     """
 
     name: str
@@ -60,7 +60,10 @@ def with_prompts(rows: Sequence[Row], known: KnownDataset, template: str | None,
         DatasetError: an unknown template, or a malformed row.
     """
     if known.convert is not None:
-        rows, template = [known.convert(row) for row in rows], template or "plain"
+        replaced = {column for schema in known.schemas for column in schema}
+        others = [{name: value for name, value in row.items() if name not in replaced} for row in rows]
+        rows = [{**other, **known.convert(row)} for other, row in zip(others, rows, strict=True)]
+        template = template or "plain"
     if template is None:
         return [dict(row) for row in rows]
     if template not in known.templates:

@@ -25,7 +25,7 @@ def load_task_dataset(
     """Load a dataset for training or evaluation: its own columns, and a `prompt` for every row.
 
     `dataset` is looked up as a built-in task, then as a local .jsonl, .json, .csv or .parquet file, then as
-    a name on the Hugging Face hub. Without a `prompt` column, the prompt is `question` and a line break.
+    a name on the Hugging Face hub. Without a `prompt` column, the prompt is `question` or `problem` and a line break.
     GSM8K, MATH-500 and MBPP+ are recognised by their columns, from wherever they come, and have prompts of their own:
     the task option `template` is `plain` or `chat`.
     No row is left out, except that `size` takes the first rows of a file or hub dataset.
@@ -37,7 +37,7 @@ def load_task_dataset(
 
     Raises:
         DatasetError: nothing of that name, a bad split or option, no rows or fewer than `size`, no
-            `prompt` or `question` column, a row without a usable prompt, a column name that the trainer
+            `prompt`, `question` or `problem` column, a row without a usable prompt, a column name that the trainer
             uses itself.
     """
     if size is not None and size < 1:
@@ -63,7 +63,10 @@ def load_task_dataset(
 
 
 def _prepared(rows: list[dict[str, Any]] | Dataset, template: str | None, source: str) -> Dataset:
-    columns = rows.column_names if isinstance(rows, Dataset) else list(dict.fromkeys(name for row in rows for name in row))
+    if isinstance(rows, Dataset):
+        columns = rows.column_names
+    else:
+        columns = list(dict.fromkeys(name for row in rows for name in row))
     known = recognise(columns)
     if known is not None and (template is not None or known.convert is not None):
         return rows_to_dataset(with_prompts(list(rows), known, template, source), source)
@@ -113,18 +116,18 @@ def _with_prompts(rows: Dataset, source: str) -> Dataset:
         raise DatasetError(
             f"{source}: rename column {reserved[0]!r}; the trainer passes its own values under that name"
         )
-    text_column = next((name for name in ("prompt", "question") if name in columns), None)
+    text_column = next((name for name in ("prompt", "question", "problem") if name in columns), None)
     if text_column is None:
         raise DatasetError(
-            f"{source}: no column 'prompt', nor 'question' to make it from; the columns are "
+            f"{source}: no column 'prompt', nor 'question' or 'problem' to make it from; the columns are "
             f"{', '.join(columns)}. Rename the one that holds the prompt."
         )
     for row, value in enumerate(rows[text_column][:]):
         problem = _problem_of_prompt(value, f"in column {text_column!r}")
         if problem:
             raise DatasetError(f"{source}: row {row} (counting from 0) has {problem}")
-    if text_column == "question":
-        rows = rows.add_column("prompt", [f"{text}\n" for text in rows["question"][:]])
+    if text_column != "prompt":
+        rows = rows.add_column("prompt", [f"{text}\n" for text in rows[text_column][:]])
     return rows
 
 

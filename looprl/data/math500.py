@@ -1,7 +1,7 @@
 r"""MATH-500: competition problems, `problem` and `answer`, a number or a LaTeX formula; for evaluation only.
 
-It is the transfer task of a model trained on GSM8K. From the hub (`HuggingFaceH4/MATH-500`, whose one split is `test`) or a
-local file of the same columns.
+It is the transfer task of a model trained on GSM8K. From the hub (`HuggingFaceH4/MATH-500`, whose one split is `test`)
+or a local file of the same columns.
 """
 
 from collections.abc import Mapping

@@ -7,8 +7,8 @@ Both public schemas become the same columns: `task_id`, `prompt`, `entry_point` 
 - `inputs`: the encoded arguments of every call;
 - `expected`: the encoded value of every call, or null, where the canonical solution gives it.
 
-EvalPlus's JSONL has `base_input`, `plus_input`, `canonical_solution` and `atol`; the hub's `evalplus/mbppplus` has `code`
-and a `test` script, which is parsed and never executed.
+EvalPlus's JSONL has `base_input`, `plus_input`, `canonical_solution` and `atol`; the hub's `evalplus/mbppplus` has
+`code` and a `test` script, which is parsed and never executed.
 """
 
 import ast
@@ -48,7 +48,8 @@ def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    checks = [node for node in ast.walk(script) if _is_call_of(node, "assertion")]
+    calls = [node for node in ast.walk(script) if isinstance(node, ast.Call)]
+    checks = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "assertion"]
     if "inputs" not in assigned or not checks or not isinstance(checks[-1].args[0], ast.Call):
         raise ValueError("the test script has no `inputs`, or no call of `assertion`")
     entry_point = ast.unparse(checks[-1].args[0].func)
@@ -109,12 +110,7 @@ def _row(
         "prompt": prompt,
         "entry_point": entry_point,
         "tests": json.dumps(tests),
-        **({"completion": row["completion"]} if "completion" in row else {}),
     }
-
-
-def _is_call_of(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
 
 class _SpecialFloats(ast.NodeTransformer):

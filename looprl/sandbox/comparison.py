@@ -1,8 +1,8 @@
 """Whether a returned value is the expected one, both in their encoded form (`inside/values.py`).
 
-Equality is Python's: 1, 1.0 and True are equal, a list and a tuple are not. Floats, and everything where `atol` is given, may
-be off by `atol` plus a relative 1e-7, as in EvalPlus. Sets and dictionaries are only built where their size is the
-expected one, so that no returned value can make the comparison expensive.
+Equality is Python's: 1, 1.0 and True are equal, a list and a tuple are not. Floats, and all numbers where `atol` is
+given, may be off by `atol` plus a relative 1e-7, as in EvalPlus. Sets and dictionaries are only built where their size
+is the expected one, so that no returned value can make the comparison expensive.
 """
 
 import math
@@ -42,7 +42,8 @@ def _same(returned: Any, expected: Any, atol: float) -> bool:
             and all(_same(*pair, atol) for pair in zip(returned[1], expected[1], strict=True))
         )
     if kind in _UNORDERED:
-        return returned[0] in _UNORDERED and len(returned[1]) == len(expected[1]) and decode(returned) == decode(expected)
+        fits = returned[0] in _UNORDERED and len(returned[1]) == len(expected[1])
+        return fits and decode(returned) == decode(expected)
     if kind == "dict":
         if returned[0] != "dict" or len(returned[1]) != len(expected[1]):
             return False

@@ -1,7 +1,7 @@
 """How the server that runs programs is shut off: by bubblewrap where it works, by limits alone elsewhere.
 
-bubblewrap gives it no network, a read-only system without home directories, a private /tmp in memory, no environment and
-a process namespace of its own, in which the server is process 1: no program can kill it, and all end with it.
+bubblewrap gives it no network, a read-only system without home directories, a private /tmp in memory, no environment
+and a process namespace of its own, in which the server is process 1: no program can kill it, and all end with it.
 """
 
 import functools

@@ -9,7 +9,7 @@ MIB = 1 << 20
 class Limits:
     """Limits of one process. `seconds` is wall-clock time, and the processor time is limited to one second more."""
 
-    seconds: float = 8.0
+    seconds: float = 10.0
     memory_bytes: int = 1024 * MIB
     output_bytes: int = 8 * MIB
     file_bytes: int = 1 * MIB

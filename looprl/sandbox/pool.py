@@ -18,6 +18,7 @@ class Pool:
 
     def __init__(self, start: Callable[[], Worker], size: int) -> None:
         self._start, self._size = start, size
+        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._reset()
         _POOLS.add(self)
         atexit.register(self.close)
@@ -53,7 +54,10 @@ class Pool:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return self._start()
+        worker = self._start()
+        with self._lock:
+            self._workers.add(worker)
+        return worker
 
     def _give_back(self, worker: Worker) -> None:
         if worker.retired:
@@ -68,8 +72,9 @@ class Pool:
         self._places = threading.Semaphore(self._size)
 
     def _after_fork(self) -> None:
-        for worker in self._idle:
+        for worker in self._workers:  # those of the parent process, which may be busy there
             worker.forget()
+        self._workers.clear()
         self._reset()
 
 

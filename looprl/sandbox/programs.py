@@ -13,6 +13,7 @@ from looprl.sandbox.worker import Reply
 
 # More than there are processors: a program that hangs or sleeps must not hold up the others.
 WORKERS = 16
+DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def program_pool() -> Pool:
     return Pool(start_program_worker, WORKERS)
 
 
-def run_programs(programs: Sequence[Program], limits: Limits = Limits(), pool: Pool | None = None) -> list[Run]:
+def run_programs(programs: Sequence[Program], limits: Limits = DEFAULT_LIMITS, pool: Pool | None = None) -> list[Run]:
     """Run every program on all of its inputs, each in a process of its own, side by side.
 
     Raises SandboxError where the sandbox cannot be started.

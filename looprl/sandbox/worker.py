@@ -50,7 +50,11 @@ class Worker:
         with theirs:
             try:
                 self._server = subprocess.Popen(
-                    command, stdin=theirs, stdout=subprocess.DEVNULL, env=dict(environment), start_new_session=True
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env=dict(environment),
+                    start_new_session=True,
                 )
             except OSError as error:
                 self._control.close()

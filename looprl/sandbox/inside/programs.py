@@ -3,7 +3,7 @@
 Whatever the program does to this process, only its own report suffers: nothing here knows the expected values.
 """
 
-# ruff: noqa: F401, E402 (programs use these modules: imported once, they are there in every forked process)
+# ruff: noqa: F401 (programs use these modules: imported once, they are there in every forked process)
 import bisect
 import cmath
 import collections
@@ -29,8 +29,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # not a package here: looprl is not in the sandbox
 
-from server import read_all, serve  # type: ignore[import-not-found]
-from values import decode, encode  # type: ignore[import-not-found]
+from server import read_all, serve
+from values import decode, encode
 
 
 def run_program(channel: socket.socket) -> None:

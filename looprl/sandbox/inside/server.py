@@ -1,14 +1,15 @@
 """A fork server: every request gets a process of its own, with limits, and nothing of it stays behind.
 
 The server is started once, with whatever the requests need already imported. Its standard input is a SOCK_SEQPACKET
-socket: one message per request, JSON limits with a file descriptor beside them. The forked process reads the request from
-that descriptor and answers into it, so the server itself never holds a request or an answer, and a process that is
-forked later finds none in its memory. Then the server kills what is left and replies how the process ended.
+socket: one message per request, JSON limits with a file descriptor beside them. The forked process reads the request
+from that descriptor and answers into it, so the server itself never holds a request or an answer, and a process that
+is forked later finds none in its memory. Then the server kills what is left and replies how the process ended.
 
 A server that a process could have tampered with (files left, limits or priority of the server changed) says so in its
 reply and ends; the other side starts a new one.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -32,8 +33,25 @@ _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
 
 
 def serve(handle: Callable[[socket.socket], None], folder: str) -> None:
-    """Serve until the control socket is closed. `handle` runs in a new process in an empty folder below `folder`."""
-    control = socket.socket(fileno=0)
+    """Serve until the control socket is closed, then remove `folder`.
+
+    `handle` gets the channel of one request, in a new process in an empty folder below `folder`.
+    """
+    try:
+        _serve(handle, socket.socket(fileno=0), folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_all(channel: socket.socket) -> bytes:
+    """Read a request to its end."""
+    parts = []
+    while part := channel.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _serve(handle: Callable[[socket.socket], None], control: socket.socket, folder: str) -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # a forked process may neither trace this one nor open its descriptors
     libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -47,17 +65,12 @@ def serve(handle: Callable[[socket.socket], None], folder: str) -> None:
             continue
         ended = _run_one(handle, control, descriptors[0], json.loads(message), folder)
         retires = not _is_clean(folder) or _own_state() != untouched
-        control.send(json.dumps({"ended": ended, "retires": retires}).encode())
+        try:
+            control.send(json.dumps({"ended": ended, "retires": retires}).encode())
+        except BrokenPipeError:  # the other side is gone
+            return
         if retires:
             return
-
-
-def read_all(channel: socket.socket) -> bytes:
-    """Read a request to its end."""
-    parts = []
-    while part := channel.recv(1 << 16):
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _run_one(
@@ -184,10 +197,8 @@ def _kill_all() -> None:
 
 
 def _kill(process: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _own_state() -> tuple[Any, ...]:
