@@ -6,7 +6,7 @@ compared here.
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from looprl.rewards import completion_text
@@ -22,8 +22,8 @@ ANY_ORDER = {
 }  # fmt: skip
 FOUND_OR_NOT = {"check_str", "text_match_three", "text_starta_endb"}
 
-# The canonical solutions' values by test: every step meets the same tasks again.
-_known_values: dict[str, list[Any]] = {}
+# The encoded values that each test expects: every step meets the same tasks again.
+_expected: dict[str, list[Any]] = {}
 
 
 def all_tests_pass(prompts: list[Any], completions: list[Any], tests: list[Any], **kwargs: Any) -> list[float | None]:
@@ -32,13 +32,20 @@ def all_tests_pass(prompts: list[Any], completions: list[Any], tests: list[Any],
     The code is the last fenced block of the completion, or all of it. A task whose canonical solution fails, or whose
     values cannot be compared, cannot be judged (None).
     """
-    expected = expected_values(tests)
-    judged = [index for index, test in enumerate(tests) if test in expected]
-    programs = [_program(tests[index], code_of(completion_text(completions[index]))) for index in judged]
-    scores: list[float | None] = [None] * len(completions)
-    for index, run in zip(judged, run_programs(programs), strict=True):
-        scores[index] = float(_passes(run, json.loads(tests[index]), expected[tests[index]]))
-    return scores
+    tasks = {test: json.loads(test) for test in tests}
+    _expected.update({test: task["expected"] for test, task in tasks.items() if task["expected"] is not None})
+    unknown = [test for test in tasks if test not in _expected]
+    references = [_program(tasks[test], tasks[test]["reference"]) for test in unknown]
+    programs = [
+        _program(tasks[test], code_of(completion_text(completion)))
+        for test, completion in zip(tests, completions, strict=True)
+    ]
+    runs = run_programs([*references, *programs])
+    for test, run in zip(unknown, runs, strict=False):
+        if (values := _comparable_values(run, tasks[test])) is not None:
+            _expected[test] = values
+    judged = zip(tests, runs[len(unknown) :], strict=True)
+    return [_score(run, tasks[test], _expected[test]) if test in _expected else None for test, run in judged]
 
 
 def code_of(completion: str) -> str:
@@ -47,34 +54,25 @@ def code_of(completion: str) -> str:
     return blocks[-1] if blocks else completion
 
 
-def expected_values(tests: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the encoded values that each test expects, from its row or else from its canonical solution.
-
-    A test without them is left out: its canonical solution failed, or returned what cannot be compared.
-    """
-    for test in set(tests) - set(_known_values):
-        if (values := json.loads(test)["expected"]) is not None:
-            _known_values[test] = values
-    unknown = [test for test in dict.fromkeys(tests) if test not in _known_values]
-    runs = run_programs([_program(test, json.loads(test)["reference"]) for test in unknown])
-    for test, run in zip(unknown, runs, strict=True):
-        if run.calls is not None and None not in run.calls:
-            values = [value for (value,) in run.calls]
-            if all(_comparison(json.loads(test))(value, value) for value in values):
-                _known_values[test] = values
-    return {test: _known_values[test] for test in tests if test in _known_values}
-
-
-def _program(test: str, code: str) -> Program:
-    task = json.loads(test)
+def _program(task: dict[str, Any], code: str) -> Program:
     return Program(code, task["entry_point"], tuple(task["inputs"]))
 
 
-def _passes(run: Run, task: dict[str, Any], expected: list[Any]) -> bool:
+def _comparable_values(run: Run, task: dict[str, Any]) -> list[Any] | None:
+    """What the canonical solution returned; None where it failed, or returned what does not even equal itself."""
+    if run.calls is None or None in run.calls:
+        return None
+    values = [value for (value,) in run.calls]
+    return values if all(map(_comparison(task), values, values)) else None
+
+
+def _score(run: Run, task: dict[str, Any], expected: list[Any]) -> float:
     if run.calls is None or len(run.calls) != len(expected):
-        return False
+        return 0.0
     is_right = _comparison(task)
-    return all(call is not None and is_right(call[0], value) for call, value in zip(run.calls, expected, strict=True))
+    return float(
+        all(call is not None and is_right(call[0], value) for call, value in zip(run.calls, expected, strict=True))
+    )
 
 
 def _comparison(task: dict[str, Any]) -> Callable[[Any, Any], bool]:

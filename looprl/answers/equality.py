@@ -3,11 +3,11 @@
 import functools
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 
+from looprl.sandbox.inside.server import remove_folder
 from looprl.sandbox.limits import MIB, Limits
 from looprl.sandbox.pool import Pool
 from looprl.sandbox.worker import Worker
@@ -42,4 +42,4 @@ def _pool() -> Pool:
 def _start_worker() -> Worker:
     folder = tempfile.mkdtemp(prefix="looprl-formulas-")
     command = [sys.executable, "-m", "looprl.answers.math_server", folder]
-    return Worker(command, os.environ, cleanup=lambda: shutil.rmtree(folder, ignore_errors=True))
+    return Worker(command, os.environ, cleanup=lambda: remove_folder(folder))

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 # A minus sign counts only where it cannot be a subtraction: not right behind a number, a word or a bracket.
 NUMBER = re.compile(
-    r"(?P<minus>(?<![\w)\].])-\s?)?(?P<currency>[$€£¥₹]\s?)?(?P<inner_minus>(?<=[$€£¥₹])-)?"
+    r"(?P<minus>(?<![\w)\].])(?:(?<![\w)\].]\s)-\s|-))?(?P<currency>[$€£¥₹]\s?)?(?P<inner_minus>(?<=[$€£¥₹])-)?"
     r"(?P<whole>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)"
     r"(?:\s+(?P<part>[0-9]{1,9})/(?P<parts>[0-9]{1,9})(?![0-9.])|/(?P<divisor>[0-9]{1,9})(?![0-9.]))?"
     r"(?P<percent>\s?%)?"

@@ -19,7 +19,7 @@ def same(returned: Any, expected: Any, atol: float = 0.0) -> bool:
     """Compare two encoded values. A malformed one, and one that is no plain value, equals nothing."""
     try:
         return _same(returned, expected, atol)
-    except (ValueError, TypeError, IndexError, OverflowError, RecursionError):
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return False
 
 
@@ -29,7 +29,7 @@ def same_elements(returned: Any, expected: Any) -> bool:
         if len(returned[1]) > 100 + 10 * len(expected[1]):
             return False
         return {decode(item) for item in returned[1]} == {decode(item) for item in expected[1]}
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, TypeError, LookupError):
         return False
 
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from looprl.sandbox.inside.server import remove_folder
 from looprl.sandbox.limits import MIB
 from looprl.sandbox.worker import Worker
 
@@ -37,7 +38,7 @@ def start_unshielded_worker() -> Worker:
     """Start a server for programs that only limits and a process group of its own hold back."""
     folder = tempfile.mkdtemp(prefix="looprl-sandbox-")
     command = [_python(), *FLAGS, str(INSIDE / "programs.py"), folder]
-    return Worker(command, ENVIRONMENT, cleanup=lambda: shutil.rmtree(folder, ignore_errors=True))
+    return Worker(command, ENVIRONMENT, cleanup=lambda: remove_folder(folder))
 
 
 @functools.cache

@@ -43,7 +43,7 @@ def program_pool() -> Pool:
 
 
 def run_programs(programs: Sequence[Program], limits: Limits = DEFAULT_LIMITS, pool: Pool | None = None) -> list[Run]:
-    """Run every program on all of its inputs, each in a process of its own, side by side.
+    """Run every program on all of its inputs, each in a process of its own, side by side; equal programs run once.
 
     Raises SandboxError where the sandbox cannot be started.
     """
@@ -51,8 +51,9 @@ def run_programs(programs: Sequence[Program], limits: Limits = DEFAULT_LIMITS, p
         json.dumps({"code": program.code, "entry_point": program.entry_point, "inputs": program.inputs}).encode()
         for program in programs
     ]
-    replies = (pool or program_pool()).run(requests, limits)
-    return [_read(program, reply) for program, reply in zip(programs, replies, strict=True)]
+    different = list(dict.fromkeys(requests))
+    replies = dict(zip(different, (pool or program_pool()).run(different, limits), strict=True))
+    return [_read(program, replies[request]) for program, request in zip(programs, requests, strict=True)]
 
 
 def _read(program: Program, reply: Reply) -> Run:

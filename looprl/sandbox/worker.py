@@ -100,7 +100,7 @@ class Worker:
         self._cleanup()
 
     def forget(self) -> None:
-        """In a forked process: let go of a server that belongs to the parent process."""
+        """Let go of the server, which ends when nobody holds its control socket any more."""
         self._control.close()
 
     def _read(self, channel: socket.socket, until: float, most: int) -> bytes | None:

@@ -14,8 +14,8 @@ import ctypes
 import json
 import os
 import resource
+import secrets
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -40,7 +40,7 @@ def serve(handle: Callable[[socket.socket], None], folder: str) -> None:
     try:
         _serve(handle, socket.socket(fileno=0), folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 def read_all(channel: socket.socket) -> bytes:
@@ -49,6 +49,26 @@ def read_all(channel: socket.socket) -> bytes:
     while part := channel.recv(1 << 16):
         parts.append(part)
     return b"".join(parts)
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder as far as the system allows, however deep it is and whatever its permissions are.
+
+    What stands in a subfolder is first moved to the top, so that no path grows too long.
+    """
+    with contextlib.suppress(OSError):
+        while entries := list(os.scandir(folder)):
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                    continue
+                os.chmod(entry.path, 0o700)
+                for inner in list(os.scandir(entry.path)):
+                    if inner.is_dir(follow_symlinks=False):
+                        os.chmod(inner.path, 0o700)
+                    os.rename(inner.path, os.path.join(folder, f"moved-{secrets.token_hex(8)}"))
+                os.rmdir(entry.path)
+        os.rmdir(folder)
 
 
 def _serve(handle: Callable[[socket.socket], None], control: socket.socket, folder: str) -> None:
@@ -86,8 +106,9 @@ def _run_one(
         ended = _watch(process, control, started, limits)
     finally:
         _kill_all()
-        shutil.rmtree(own_folder, ignore_errors=True)  # what resists is found by _is_clean
-    return ended
+        stayed = os.listdir(folder) == [os.path.basename(own_folder)]
+        remove_folder(own_folder)
+    return ended if stayed or ended != "finished" else "left its folder"
 
 
 def _be_the_process(

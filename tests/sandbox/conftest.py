@@ -1,0 +1,39 @@
+"""Pools of one kind of isolation each, and a look at the processes that they leave."""
+
+from pathlib import Path
+
+import pytest
+
+from looprl.sandbox.isolation import bubblewrap_problem, start_program_worker, start_unshielded_worker
+from looprl.sandbox.pool import Pool
+
+STARTERS = {"bubblewrap": start_program_worker, "limits only": start_unshielded_worker}
+
+
+def server_processes():
+    """Ids of all processes that are servers for programs, or were forked by one."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and b"inside/programs.py" in (entry / "cmdline").read_bytes():
+                found.add(int(entry.name))
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+@pytest.fixture
+def make_pool():
+    """Make a pool of an isolation and a size; it is closed after the test, which must leave no process."""
+    pools, before = [], server_processes()
+
+    def make(isolation, size=1):
+        if isolation == "bubblewrap" and bubblewrap_problem():
+            pytest.skip(f"bubblewrap: {bubblewrap_problem()}")
+        pools.append(Pool(STARTERS[isolation], size))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+    assert server_processes() <= before
