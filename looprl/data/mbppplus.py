@@ -15,7 +15,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from looprl.data.errors import DatasetError
@@ -30,8 +30,8 @@ HUB_COLUMNS = ("task_id", "prompt", "code", "test")
 def from_evalplus(row: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a row of EvalPlus's JSONL; arguments that JSON could not carry are restored."""
     inputs = restore(row["task_id"], row["base_input"]) + restore(row["task_id"], row["plus_input"])
-    shown = row.get("assertion", "").strip().split("\n")[0]
-    return _row(row, row["entry_point"], row["canonical_solution"], inputs, None, row["atol"], shown)
+    shown_tests = row.get("assertion", "").split("\n")
+    return _row(row, row["entry_point"], row["canonical_solution"], inputs, None, row["atol"], shown_tests)
 
 
 def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def from_hub(row: Mapping[str, Any]) -> dict[str, Any]:
     inputs = _literal(assigned["inputs"])
     if expected is not None and len(expected) != len(inputs):
         raise ValueError(f"the test script has {len(inputs)} inputs and {len(expected)} results")
-    shown = (row.get("test_list") or [""])[0]
-    return _row(row, entry_point, row["code"], inputs, expected, _literal(checks[-1].args[2]), shown)
+    shown_tests = row.get("test_list") or []
+    return _row(row, entry_point, row["code"], inputs, expected, _literal(checks[-1].args[2]), shown_tests)
 
 
 def convert(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,14 +90,16 @@ def _row(
     inputs: list[Any],
     expected: list[Any] | None,
     atol: float,
-    shown_test: str,
+    shown_tests: Sequence[str],
 ) -> dict[str, Any]:
     if not inputs:
         raise ValueError("no inputs")
     # The task must be clear from the prompt alone, and some prompts do not say how the function is called.
     prompt = re.sub(r'^\s*(?:"""|\'\'\')|(?:"""|\'\'\')\s*$', "", row["prompt"]).strip()
-    if entry_point not in prompt:
-        prompt += f"\n{shown_test or f'The function is called {entry_point}.'}"
+    call = f"{entry_point}("
+    if call not in prompt:
+        shown = next((test for test in shown_tests if call in test), f"The function is called {entry_point}.")
+        prompt += f"\n{shown}"
     tests = {
         "entry_point": entry_point,
         "reference": reference,

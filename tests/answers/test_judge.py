@@ -19,7 +19,8 @@ PATHOLOGICAL = [
 @pytest.mark.parametrize(
     ("completion", "gold", "score"),
     [
-        (r"\boxed{\frac{1}{2}}", r"\frac12", 1), (r"\boxed{0.5}", r"\frac12", 1), (r"\boxed{\frac{1}{3}}", r"\frac12", 0),
+        (r"\boxed{\frac{1}{2}}", r"\frac12", 1), (r"\boxed{0.5}", r"\frac12", 1),
+        (r"\boxed{\frac{1}{3}}", r"\frac12", 0),
         (r"so it is $\left(3, \frac{\pi}{2}\right)$.", r"\left( 3, \frac{\pi}{2} \right)", 1),
         (r"\boxed{(3, \pi/3)}", r"\left( 3, \frac{\pi}{2} \right)", 0),
         (r"\boxed{q-p}", "p - q", 0), (r"\boxed{-q+p}", "p - q", 1), (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}", 1),

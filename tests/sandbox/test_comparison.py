@@ -37,15 +37,21 @@ def test_subclasses_come_back_as_the_plain_type_and_the_rest_not_at_all():
 @pytest.mark.parametrize(
     ("returned", "expected", "atol", "equal"),
     [
-        (1, 1.0, 0, True), (True, 1, 0, True), ([1], (1,), 0, False), ([1, 2], [2, 1], 0, False), ([1], [1, 1], 0, False),
-        ("1", 1, 0, False), (None, 0, 0, False), (0, None, 0, False), ({1, 2}, {2, 1}, 0, True), ({1}, {1, 2}, 0, False),
-        ({1}, frozenset({1}), 0, True), ({1}, [1], 0, False), ({"a": 1}, {"a": 2}, 0, False), ({"a": 1}, {"b": 1}, 0, False),
+        (1, 1.0, 0, True), (True, 1, 0, True), ([1], (1,), 0, False), ([1, 2], [2, 1], 0, False), ([1],
+        [1, 1], 0, False),
+        ("1", 1, 0, False), (None, 0, 0, False), (0, None, 0, False), ({1, 2}, {2, 1}, 0, True),
+        ({1}, {1, 2}, 0, False),
+        ({1}, frozenset({1}), 0, True), ({1}, [1], 0, False), ({"a": 1}, {"a": 2}, 0, False),
+        ({"a": 1}, {"b": 1}, 0, False),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, 0, True), (1.0000005, 1.0, 0, True), (1.00001, 1.0, 0, False),
         ([1.0000005, 2.0], [1.0, 2.0], 0, True), ((1.0,), [1.0], 0, False), ([1.0], [1.0, 2.0], 0, False),
         (1.00005, 1.0, 1e-4, True), (1.0002, 1.0, 1e-4, False), (-1.0, 1.0, 1e-4, False), (11, 10, 0, False),
-        (1e9 + 50, 1e9, 0, True), (1e9 + 200, 1e9, 0, False), (10**20 + 1, 10**20, 0, False), ({"a": 0.1 + 0.2}, {"a": 0.3}, 0, True),
-        (math.nan, math.nan, 0, True), (math.nan, 1.0, 0, False), (1.0, math.nan, 0, False), (math.inf, math.inf, 0, True),
-        (1e308, math.inf, 0, False), (math.inf, 1.0, 1e-4, False), (1 + 2j, 1 + 2.0000001j, 0, True), (2 + 1j, 1 + 2j, 0, False),
+        (1e9 + 50, 1e9, 0, True), (1e9 + 200, 1e9, 0, False), (10**20 + 1, 10**20, 0, False),
+        ({"a": 0.1 + 0.2}, {"a": 0.3}, 0, True),
+        (math.nan, math.nan, 0, True), (math.nan, 1.0, 0, False), (1.0, math.nan, 0, False),
+        (math.inf, math.inf, 0, True),
+        (1e308, math.inf, 0, False), (math.inf, 1.0, 1e-4, False), (1 + 2j, 1 + 2.0000001j, 0, True),
+        (2 + 1j, 1 + 2j, 0, False),
         (2**80, 2**80, 0, True), (2**80 + 1, 2**80, 0, False), (2**80, 2.0**80, 0, True), (2**80, 1.0, 0, False),
     ],
 )  # fmt: skip
@@ -55,7 +61,8 @@ def test_equality_is_pythons_within_the_tolerance(returned, expected, atol, equa
 
 @pytest.mark.parametrize(
     "malformed",
-    [["list"], ["list", 5], [], [[]], ["set", [["list", []]]], ["dict", [[1]]], ["int", "zz"], ["complex", "a"], ["nothing", 1], {}],
+    [["list"], ["list", 5], [], [[]], ["set", [["list", []]]], ["dict", [[1]]], ["int", "zz"], ["complex", "a"],
+    ["nothing", 1], {}],
 )  # fmt: skip
 def test_malformed_values_equal_nothing(malformed):
     for value in VALUES:

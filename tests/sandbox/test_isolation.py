@@ -44,5 +44,5 @@ def test_bubblewrap_that_does_not_work_is_named_with_its_reason(without_bubblewr
 
 def test_sandbox_that_cannot_start_is_an_error_and_no_score():
     pool = Pool(lambda: Worker(["/nowhere/python"], {}), 1)
-    with pytest.raises(SandboxError, match="the sandbox cannot be started: .*nowhere"):
+    with pytest.raises(SandboxError, match=r"the sandbox cannot be started: .*nowhere"):
         run_programs([Program("def f(x): return x", "f", (encode([1]),))], pool=pool)
