@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from looprl.rewards import completion_text
-from looprl.sandbox import Program, Run, run_programs
+from looprl.sandbox import Limits, Program, Run, run_programs
 from looprl.sandbox.comparison import same, same_elements
 
+REFERENCE_LIMITS = Limits(seconds=60.0)  # these end, however busy the machine is
 FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 
 # As EvalPlus judges them: the order of the elements is not part of the task, or only whether something is found is.
@@ -40,11 +41,10 @@ def all_tests_pass(prompts: list[Any], completions: list[Any], tests: list[Any],
         _program(tasks[test], code_of(completion_text(completion)))
         for test, completion in zip(tests, completions, strict=True)
     ]
-    runs = run_programs([*references, *programs])
-    for test, run in zip(unknown, runs, strict=False):
+    for test, run in zip(unknown, run_programs(references, REFERENCE_LIMITS), strict=True):
         if (values := _comparable_values(run, tasks[test])) is not None:
             _expected[test] = values
-    judged = zip(tests, runs[len(unknown) :], strict=True)
+    judged = zip(tests, run_programs(programs), strict=True)
     return [_score(run, tasks[test], _expected[test]) if test in _expected else None for test, run in judged]
 
 

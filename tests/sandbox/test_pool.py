@@ -37,7 +37,7 @@ def test_hanging_programs_cost_one_time_limit_and_hold_up_nobody(make_pool, isol
 def test_workers_stay_warm_and_every_program_has_its_own_process(make_pool, isolation):
     pool = make_pool(isolation, 2)
     code = "import os\nleft = []\ndef f(x):\n    left.append(x)\n    return os.getppid(), os.getpid(), len(left)"
-    runs = run_programs([calls(code, 1, 2)] * 20, pool=pool)
+    runs = run_programs([calls(code, 1, index) for index in range(20)], pool=pool)
     servers, processes, seen = zip(*[[item for item in call[0][1]] for run in runs for call in run.calls], strict=True)
     assert len(set(servers)) <= 2 and seen == (1, 2) * 20
     assert isolation == "bubblewrap" or len(set(processes)) == 20
@@ -58,6 +58,14 @@ def test_killed_worker_is_replaced_and_its_request_is_run_again(make_pool, isola
     for process in server_processes() - before:
         os.kill(process, signal.SIGKILL)
     assert run_programs([calls(ADDS, 1)], pool=pool)[0].calls == ([2],)
+
+
+def test_equal_programs_run_once(make_pool):
+    code = "import time\ndef f(x):\n    time.sleep(1)\n    return time.monotonic()"
+    first, second, other = run_programs(
+        [calls(code, 1), calls(code, 1), calls(code, 2)], pool=make_pool("limits only", 3)
+    )
+    assert first == second != other
 
 
 def test_program_must_answer_for_every_input():
@@ -83,7 +91,9 @@ def test_forked_process_starts_workers_of_its_own():
 
 def test_workers_end_with_a_process_that_is_killed_in_the_middle():
     before = server_processes()
-    script = "from tests.sandbox.test_pool import *\nrun_programs([calls(HANGS, 1)] * 3, Limits(seconds=60))"
+    script = (
+        "from tests.sandbox.test_pool import *\nrun_programs([calls(HANGS, i) for i in range(3)], Limits(seconds=60))"
+    )
     process = subprocess.Popen([sys.executable, "-c", script])
     until = time.monotonic() + 60
     while len(server_processes() - before) < 6 and time.monotonic() < until:

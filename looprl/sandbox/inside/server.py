@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 TICK = 0.05  # seconds between two looks at a running process
-YIELD_AFTER = 1.0  # seconds after which a process runs at low priority
 CHANNEL = 3  # the file descriptor of a process's request and answer
 STOP = b"stop"
 _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
@@ -153,21 +152,17 @@ def _watch(process: int, control: socket.socket, started: float, limits: dict[st
         waiting = select.poll()
         waiting.register(handle, select.POLLIN)
         waiting.register(control, select.POLLIN | select.POLLHUP)
-        yields = False
         while True:
-            passed = time.monotonic() - started
-            ready = [descriptor for descriptor, _ in waiting.poll(1000 * min(TICK, max(limits["seconds"] - passed, 0)))]
+            left = started + limits["seconds"] - time.monotonic()
+            ready = [descriptor for descriptor, _ in waiting.poll(1000 * max(min(TICK, left), 0))]
             if handle in ready:
                 return _how_it_ended(process)
             if control.fileno() in ready:  # told to stop, or the other side is gone
                 return "stopped"
-            if time.monotonic() - started >= limits["seconds"]:
+            if left <= 0:
                 return "out of time"
             if len(_descendants()) > limits["processes"]:
                 return "too many processes"
-            if passed > YIELD_AFTER and not yields:
-                os.setpriority(os.PRIO_PROCESS, process, 10)
-                yields = True
     finally:
         os.close(handle)
 
