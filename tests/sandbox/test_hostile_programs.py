@@ -144,13 +144,6 @@ ANYWHERE = {
                     except OSError: pass
         def f(x): return None
     """,
-    "lowered limits of the server": """
-        import os, resource
-        resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (3, 3))
-        resource.prlimit(os.getppid(), resource.RLIMIT_AS, (1 << 20, 1 << 20))
-        os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)
-        def f(x): return None
-    """,
 }
 
 # What only bubblewrap stops. `docs/sandbox.md` says so.
@@ -168,6 +161,16 @@ ONLY_IN_BUBBLEWRAP = {
     "the tests' files": "def f(x):\n    open(TESTS).read()\n    return right(x)",
     "writing outside its folder": "def f(x):\n    open(OUTSIDE, 'w').write('x')\n    return right(x)",
     "writing to the system": "def f(x):\n    open('/usr/left', 'w').write('x')\n    return right(x)",
+    "writing beside the system": """
+        def f(x):
+            written = 0
+            for path in ('/left', '/dev/left', '/dev/shm/left', '/inside/left', '/var/left', '/run/left', '/root/left'):
+                try:
+                    open(path, 'w').write('x')
+                    written += 1
+                except OSError: pass
+            return right(x) if written else None
+    """,
     "opened socket": """
         import socket
         def f(x):
@@ -255,6 +258,43 @@ def test_in_bubblewrap_a_program_finds_no_home_no_environment_and_nobody_else(ma
     environment, users, processes, folder = (form[1] for form in run.calls[0][0][1])
     assert set(environment) == {"LANG", "PATH", "PWD", "PYTHONHASHSEED"}
     assert users == [] and folder == [] and len(processes) == 2
+
+
+LOWERED = {
+    "priority": "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+    "limits": "resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (32, 32))",
+    "processors": "os.sched_setaffinity(os.getppid(), {min(os.sched_getaffinity(0))})",
+}
+STATE = """
+import os, resource
+def f(x):
+    return os.getpriority(os.PRIO_PROCESS, 0), resource.getrlimit(resource.RLIMIT_NOFILE), len(os.sched_getaffinity(0))
+"""
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "limits only"])
+@pytest.mark.parametrize("name", LOWERED)
+def test_what_a_program_does_to_its_server_does_not_reach_the_next_program(make_pool, isolation, name):
+    pool = make_pool(isolation)
+    (before,) = run_programs([program(STATE)], LIMITS, pool)
+    run_programs([program(f"import os, resource\n{LOWERED[name]}\nf = right")], LIMITS, pool)
+    (after,) = run_programs([program(STATE)], LIMITS, pool)
+    assert before.calls is not None and after.calls == before.calls
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "limits only"])
+def test_too_many_processes_are_stopped_before_the_time_is_up(make_pool, isolation):
+    source = """
+        import os, time
+        for _ in range(40):
+            if os.fork() == 0:
+                time.sleep(60)
+        time.sleep(60)
+    """
+    start = time.monotonic()
+    (run,) = run_programs([program(source)], Limits(seconds=20), make_pool(isolation))
+    assert run.ended == "too many processes" or "BlockingIOError" in run.ended
+    assert time.monotonic() - start < 10
 
 
 def test_programs_that_broke_in_would_be_noticed(make_pool):
