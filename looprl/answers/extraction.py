@@ -6,7 +6,9 @@ The last of these marks decides:
 - `\boxed{...}` or `\fbox{...}`: what its braces hold. A box that is never closed is a cut-off answer, which is none;
 - a statement, `the answer is ...`, `final answer: ...`, `answer = ...`: up to the end of the sentence.
 
-A completion without a mark is a text that ends with its answer: its last number, or its last formula, counts.
+What stands behind the last `=` there is the answer. Behind `####` and in a box it must be one number, with its unit or
+not, or one formula; of a statement the first number counts. A completion without a mark is a text that ends with its
+answer: its last number, or its last formula, counts.
 """
 
 import re
@@ -31,12 +33,12 @@ class Answer:
 
 def find_answer(completion: str) -> Answer | None:
     """Return the text behind the last mark, None where there is no mark, and an empty text for a cut-off box."""
-    marks = [
-        *((found.start(), Answer(found["answer"].strip(), exact=True)) for found in _HASHES.finditer(completion)),
-        *((found.start(), Answer(_braced(completion, found.end()), exact=True)) for found in _BOX.finditer(completion)),
-        *((found.start(), Answer(found["answer"].strip(), exact=False)) for found in _STATEMENT.finditer(completion)),
-    ]
-    return max(marks, key=lambda mark: mark[0])[1] if marks else None
+    last = [found[-1] for found in (list(mark.finditer(completion)) for mark in (_HASHES, _BOX, _STATEMENT)) if found]
+    if not last:
+        return None
+    mark = max(last, key=re.Match.start)
+    text = _braced(completion, mark.end()) if mark.re is _BOX else mark["answer"].strip()
+    return Answer(text, exact=mark.re is not _STATEMENT)
 
 
 def last_formula(text: str) -> str | None:

@@ -46,14 +46,15 @@ def _decide_number(completion: str, gold: Number | None) -> Decided | None:
     if gold is None:
         return None
     answer = find_answer(completion)
-    if answer is None or not answer.exact:
-        numbers = numbers_in(completion if answer is None else answer.text)
-        return float(bool(numbers) and numbers[-1].answers(gold))
+    if answer is None:
+        return float(any(number.answers(gold) for number in numbers_in(completion)[-1:]))
     text = answer.text.rpartition("=")[2]
+    numbers = numbers_in(text)
+    if not answer.exact:
+        return float(any(number.answers(gold) for number in numbers[:1]))
     number = read_number(text)
     if number is not None:
         return float(number.answers(gold))
-    numbers = numbers_in(text)
     if not _is_calculation(text):  # a number with its unit, or a list of guesses
         return float(len(numbers) == 1 and numbers[0].answers(gold))
     return _as_formula(gold), for_math_verify(text)

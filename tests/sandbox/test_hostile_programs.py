@@ -146,7 +146,7 @@ ANYWHERE = {
     """,
 }
 
-# What only bubblewrap stops. `docs/sandbox.md` says so.
+# What only bubblewrap stops. `docs/tasks.md` says so.
 ONLY_IN_BUBBLEWRAP = {
     "memory of the server": """
         import os
