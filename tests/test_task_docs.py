@@ -1,4 +1,4 @@
-"""docs/tasks.md keeps its word: its example runs, its recipes load, and the fallback's gaps are those that are tested."""
+"""docs/tasks.md keeps its word: its example runs, its recipes load, and the gaps of the fallback are listed."""
 
 import json
 import re

@@ -62,7 +62,7 @@ def test_worked_answers_score_one_and_those_of_other_problems_by_their_number(sc
         (r"\boxed{8\cdot 9}", "72", 1), (r"\boxed{x=18}", "18", 1), ("#### 5 + 13 = 18", "18", 1),
         ("#### 18 of 20", "18", 0), ("#### she has 18 left", "18", 1), ("The answer is 18. 5 were lost.", "18", 1),
         ("The answer is 18 apples in 3 boxes.", "18", 1), ("The answer is 3 * 6 = 18 apples.", "18", 1),
-        ("The answer is 3 or 18.", "18", 0), ("The answer is none of 18", "17", 0), 
+        ("The answer is 3 or 18.", "18", 0), ("The answer is none of 18", "17", 0),
         ("18. The answer is unclear.", "18", 0),
         ("18 or 19", "18", 0), ("1.8", "18", 0), ("1,8", "18", 0), ("180", "18", 0), ("١٨", "18", 0),
         ("no.5", "5", 1), ("0.50", ".5", 1), ("9" * 5000, "9" * 5000, 1), ("9" * 5000, "9" * 4999 + "8", 0),
