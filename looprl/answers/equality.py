@@ -16,21 +16,16 @@ from looprl.sandbox.worker import Worker
 LIMITS = Limits(seconds=5.0, memory_bytes=2048 * MIB)
 
 
-def are_equal(pairs: Iterable[tuple[str, str]]) -> Mapping[tuple[str, ...], bool]:
-    """Say of each (gold, answer) pair of LaTeX formulas whether they are equal; not in time, or not at all: False."""
-    return _verdicts(pairs)
+def are_equal(pairs: Iterable[tuple[str, str]]) -> Mapping[tuple[str, str], bool | None]:
+    """Say of each (gold, answer) pair of LaTeX formulas whether they are equal; None where the gold cannot be read.
 
-
-def is_formula(golds: Iterable[str]) -> Mapping[str, bool]:
-    """Say of each LaTeX formula whether math-verify can read it."""
-    return {gold: readable for (gold,), readable in _verdicts((gold,) for gold in golds).items()}
-
-
-def _verdicts(requests: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], bool]:
-    different = list(dict.fromkeys(requests))
-    replies = _pool().run([json.dumps(request).encode() for request in different], LIMITS)
+    A pair that is not compared in time is not equal.
+    """
+    different = list(dict.fromkeys(pairs))
+    replies = _pool().run([json.dumps(pair).encode() for pair in different], LIMITS)
     return {
-        request: reply.finished and reply.output == b"true" for request, reply in zip(different, replies, strict=True)
+        pair: json.loads(reply.output) if reply.finished else False
+        for pair, reply in zip(different, replies, strict=True)
     }
 
 

@@ -7,7 +7,7 @@ its own limit is an alarm, which works in no thread but the main one and not in 
 import re
 from collections.abc import Sequence
 
-from looprl.answers.equality import are_equal, is_formula
+from looprl.answers.equality import are_equal
 from looprl.answers.extraction import find_answer, last_formula
 from looprl.answers.numbers import Number, for_math_verify, numbers_in, plain, read_number
 
@@ -26,20 +26,17 @@ def number_scores(completions: Sequence[str], golds: Sequence[str]) -> list[floa
 
 def solution_scores(completions: Sequence[str], golds: Sequence[str]) -> list[float | None]:
     """Score completions against gold numbers or LaTeX formulas; None where math-verify cannot read the gold."""
-    readable = is_formula([for_math_verify(gold) for gold in golds if read_number(gold) is None])
-    decided: list[Decided | None] = []
+    decided = []
     for completion, gold in zip(completions, golds, strict=True):
         number = read_number(gold)
-        if number is not None:
-            decided.append(_decide_number(completion, number))
-        else:
-            decided.append(_decide_formula(completion, gold) if readable[for_math_verify(gold)] else None)
+        decided.append(_decide_formula(completion, gold) if number is None else _decide_number(completion, number))
     return _scores(decided)
 
 
 def _scores(decided: Sequence[Decided | None]) -> list[float | None]:
     equal = are_equal([pair for pair in decided if isinstance(pair, tuple)])
-    return [float(equal[pair]) if isinstance(pair, tuple) else pair for pair in decided]
+    verdicts = [equal[pair] if isinstance(pair, tuple) else pair for pair in decided]
+    return [None if verdict is None else float(verdict) for verdict in verdicts]
 
 
 def _decide_number(completion: str, gold: Number | None) -> Decided | None:
@@ -57,22 +54,19 @@ def _decide_number(completion: str, gold: Number | None) -> Decided | None:
         return float(number.answers(gold))
     if not _is_calculation(text):  # a number with its unit, or a list of guesses
         return float(len(numbers) == 1 and numbers[0].answers(gold))
-    return _as_formula(gold), for_math_verify(text)
+    return str(gold.value), for_math_verify(text)
 
 
 def _decide_formula(completion: str, gold: str) -> Decided:
     answer = find_answer(completion)
-    text = last_formula(completion) if answer is None else answer.text
-    if answer is not None and not answer.exact:
-        text = last_formula(answer.text) or answer.text
-    return (for_math_verify(gold), for_math_verify(text)) if text else 0.0
+    if answer is None:
+        text = last_formula(completion) or ""
+    else:
+        text = answer.text if answer.exact else last_formula(answer.text) or answer.text
+    return for_math_verify(gold), for_math_verify(text)
 
 
 def _is_calculation(text: str) -> bool:
     text = plain(text)
     is_prose = _WORDS.search(re.sub(r"\\[A-Za-z]+", "", text)) is not None
     return not is_prose and _CALCULATION.search(text) is not None and _ENUMERATION.search(text) is None
-
-
-def _as_formula(number: Number) -> str:
-    return f"{number.value.numerator}/{number.value.denominator}" if number.value.denominator > 1 else str(number.value)

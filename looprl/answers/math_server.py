@@ -14,19 +14,23 @@ from looprl.sandbox.inside.server import read_all, serve
 
 
 def compare(channel: socket.socket) -> None:
-    """Read `[gold, answer]`, two formulas, and write whether they are equal; or `[gold]`: whether it can be read."""
-    gold, *answer = (_parsed(formula) for formula in json.loads(read_all(channel)))
-    verdict = bool(gold) and all(bool(other) and _equal(gold, other) for other in answer)
+    """Read `[gold, answer]`, two formulas, and write whether they are equal, or null where the gold cannot be read."""
+    gold, answer = json.loads(read_all(channel))
+    verdict = _are_equal(gold, answer)
     channel.sendall(json.dumps(verdict).encode())
+
+
+def _are_equal(gold: str, answer: str) -> bool | None:
+    expected = _parsed(gold)
+    if not expected:
+        return None
+    given = _parsed(answer)
+    return bool(given) and verify(expected, given, timeout_seconds=None)
 
 
 def _parsed(formula: str) -> list:
     # LaTeX only: math-verify's reader of plain expressions evaluates them as Python.
     return parse(f"${formula}$", [LatexExtractionConfig()], parsing_timeout=None)
-
-
-def _equal(gold: list, answer: list) -> bool:
-    return verify(gold, answer, timeout_seconds=None)
 
 
 if __name__ == "__main__":

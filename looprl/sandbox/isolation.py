@@ -68,7 +68,8 @@ def bubblewrap() -> list[str]:
         system += ["--ro-bind", python, python]
     variables = [word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)]
     return [
-        *("bwrap", "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"),
+        shutil.which("bwrap") or "bwrap",
+        *("--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"),
         *("--hostname", "sandbox", "--as-pid-1", "--clearenv", *variables),
         *(*system, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--ro-bind", str(INSIDE), "/inside"),
         *("--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"),

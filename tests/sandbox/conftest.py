@@ -1,25 +1,12 @@
 """Pools of one kind of isolation each, and a look at the processes that they leave."""
 
-from pathlib import Path
-
 import pytest
 
 from looprl.sandbox.isolation import bubblewrap_problem, start_program_worker, start_unshielded_worker
 from looprl.sandbox.pool import Pool
+from tests.sandbox.processes import server_processes
 
 STARTERS = {"bubblewrap": start_program_worker, "limits only": start_unshielded_worker}
-
-
-def server_processes():
-    """Ids of all processes that are servers for programs, or were forked by one."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and b"inside/programs.py" in (entry / "cmdline").read_bytes():
-                found.add(int(entry.name))
-        except OSError:  # it has just ended
-            continue
-    return found
 
 
 @pytest.fixture

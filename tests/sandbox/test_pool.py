@@ -11,7 +11,7 @@ import pytest
 
 from looprl.sandbox import Limits, Program, run_programs
 from looprl.sandbox.inside.values import encode
-from tests.sandbox.conftest import server_processes
+from tests.sandbox.processes import server_processes
 
 ISOLATIONS = ["bubblewrap", "limits only"]
 HANGS = "def f(x):\n    while True: pass"
