@@ -283,6 +283,14 @@ def test_what_a_program_does_to_its_server_does_not_reach_the_next_program(make_
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "limits only"])
+def test_programs_are_the_first_to_go_where_memory_runs_out(make_pool, isolation):
+    (run,) = run_programs(
+        [program("def f(x): return open('/proc/self/oom_score_adj').read()")], LIMITS, make_pool(isolation)
+    )
+    assert run.calls == (["1000\n"],) * 3
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "limits only"])
 def test_too_many_processes_are_stopped_before_the_time_is_up(make_pool, isolation):
     source = """
         import os, time

@@ -71,6 +71,8 @@ def remove_folder(folder: str) -> None:
 
 
 def _serve(handle: Callable[[socket.socket], None], control: socket.socket, folder: str) -> None:
+    with contextlib.suppress(OSError):  # where memory runs out, the kernel ends these processes and not the trainer
+        Path("/proc/self/oom_score_adj").write_text("1000")
     libc = ctypes.CDLL(None)
     libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # a forked process may neither trace this one nor open its descriptors
     libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
