@@ -4,7 +4,7 @@ import pytest
 
 from looprl.sandbox.isolation import bubblewrap_problem, start_program_worker, start_unshielded_worker
 from looprl.sandbox.pool import Pool
-from tests.sandbox.processes import server_processes
+from tests.sandbox.processes import none_is_left_of, server_processes
 
 STARTERS = {"bubblewrap": start_program_worker, "limits only": start_unshielded_worker}
 
@@ -23,4 +23,4 @@ def make_pool():
     yield make
     for pool in pools:
         pool.close()
-    assert server_processes() <= before
+    assert none_is_left_of(before)

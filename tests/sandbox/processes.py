@@ -1,5 +1,6 @@
 """The processes that belong to a sandbox."""
 
+import time
 from pathlib import Path
 
 
@@ -13,3 +14,11 @@ def server_processes():
         except OSError:  # it has just ended
             continue
     return found
+
+
+def none_is_left_of(before, seconds=10):
+    """Whether no server has been added to those `before`, or all that were are gone within some seconds."""
+    until = time.monotonic() + seconds
+    while not server_processes() <= before and time.monotonic() < until:
+        time.sleep(0.1)
+    return server_processes() <= before
