@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from looprl.data.errors import DatasetError
-from looprl.data.files import FILE_SUFFIXES, read_file
+from looprl.data.files import FILE_SUFFIXES, read_rows
 from looprl.data.loading import load_task_dataset
 from looprl.data.prompts import prompt_token_ids
 
@@ -119,11 +119,11 @@ def _from_file(source: str, tokenizer: PreTrainedTokenizerBase, count: int) -> l
     if path.suffix.lower() not in FILE_SUFFIXES:
         texts = _paragraphs(path)
     else:
-        rows = read_file(path)
-        if "text" not in rows.column_names:
+        table = list(read_rows(path))
+        if not any("text" in row for row in table):
             rows = load_task_dataset(source, "train")
             return _prompts_and_answers(rows.select(range(min(count, len(rows)))), tokenizer, source)
-        texts = rows["text"][:]
+        texts = [row.get("text", "") for row in table]
         if not all(isinstance(text, str) for text in texts):
             raise DatasetError(f"{source}: column 'text' holds something that is not a string")
     return [(ids, None) for ids in tokenizer(texts[:count], verbose=False)["input_ids"]] if texts else []
