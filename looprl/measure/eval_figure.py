@@ -52,5 +52,5 @@ def _panel(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
     axes.set_xticks(loops, [str(number) for number in loops])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("loops R")
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, 1.03)
     axes.legend()

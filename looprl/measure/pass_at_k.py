@@ -15,14 +15,15 @@ Z_BOUND = 1.959964  # of the normal distribution, 95 %
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """The probability that k of n completions, drawn without replacement, hold at least one of the correct ones.
+    """The chance that k of n completions, drawn without replacement, hold a correct one.
 
-    Its mean over the problems is the unbiased estimate of pass@k (Chen et al., 2021, arXiv:2107.03374). ValueError
-    unless 1 <= k <= n and 0 <= correct <= n.
+    This is 1 - C(n - correct, k) / C(n, k). Its mean over the problems is the unbiased estimate of pass@k (Chen et al.,
+    2021, arXiv:2107.03374). ValueError unless 1 <= k <= n and 0 <= correct <= n.
     """
     if not 1 <= k <= n or not 0 <= correct <= n:
         raise ValueError(f"pass@{k} cannot be estimated from {correct} correct of {n} completions")
-    return 1 - math.comb(n - correct, k) / math.comb(n, k)
+    draws = math.comb(n, k)
+    return (draws - math.comb(n - correct, k)) / draws
 
 
 def majority(answers: Sequence[str | None], passes: Sequence[bool]) -> float:
