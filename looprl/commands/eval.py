@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
@@ -24,6 +23,7 @@ from looprl.measure.eval_samples import EvalSamples
 from looprl.measure.report import REPORT_FILE
 from looprl.models import LoopedForCausalLM, load_model
 from looprl.recipe import parse_recipe, recipe_name
+from looprl.recipe_file import load_recipe
 from looprl.rollout.engine import RolloutEngine, Sampling
 from looprl.runs import CONFIG_FILE, RunFolder, plain
 from looprl.shipped import with_shipped
@@ -144,7 +144,7 @@ def _engine(model: LoopedForCausalLM, samples: EvalSamples, window: int, args: E
 
 def _check_same(folder: RunFolder, settings: dict[str, Any]) -> None:
     """Make sure that what the folder holds was drawn as is asked for now; other numbers of loops are no difference."""
-    stored = yaml.safe_load((folder.path / CONFIG_FILE).read_text(encoding="utf-8"))
+    stored = load_recipe(folder.path / CONFIG_FILE)
     for key in _DECISIVE:
         before, now = stored.get(key), plain(settings[key])
         if before != now:
@@ -159,7 +159,7 @@ def _digest(model: torch.nn.Module) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _progress(console: Console) -> Progress:

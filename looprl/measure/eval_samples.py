@@ -4,7 +4,7 @@ They are drawn chunk by chunk, each from its own random stream, and a chunk's co
 file holds is the same whether it was written in one go or not.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,6 @@ from looprl.rewards import final_answers
 from looprl.rollout.engine import RolloutEngine, Sampling
 from looprl.rollout.random_state import rollout_seed
 from looprl.runs import RunFolder, read_metrics
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def test_completions_of_other_prompts_are_never_mixed_in(copied, capsys):
     assert "eval-R6.jsonl, line 6" in capsys.readouterr().err
 
 
-def test_a_model_folder_is_evaluated_greedily_on_a_file_with_a_reward_of_ones_own(tmp_path, capsys):
+def test_a_model_folder_is_evaluated_greedily_on_a_file_and_a_second_task_each_with_its_reward(tmp_path, capsys):
     rows = [
         {"prompt": f"Tom has {n} apples. Tom buys 3. How many apples does Tom have?\n", "gold": n} for n in range(5)
     ]
@@ -162,11 +162,15 @@ def test_a_model_folder_is_evaluated_greedily_on_a_file_with_a_reward_of_ones_ow
         "    return [None if n == 0 else float('####' in text) for text, n in zip(completions, gold)]\n"
     )
     settings = ["--eval_dataset", tmp_path / "rows.jsonl", "--reward", f"{reward}:score", "--temperature", 0, "--k", 1]
-    settings += ["--max_completion_length", 16, "--output_dir", tmp_path / "run"]
-    assert run("eval", "recipes/quickstart/model", *settings) == 0
+    settings += ["--transfer_dataset", "arithmetic", "--transfer_size", 6, "--transfer_max_completion_length", 12]
+    settings += ["--transfer_reward", "rewards/arithmetic.py:accuracy", "--max_completion_length", 16]
+    assert run("eval", "recipes/quickstart/model", *settings, "--output_dir", tmp_path / "run") == 0
     output = capsys.readouterr().out
-    (row,) = json.loads((tmp_path / "run" / "eval.json").read_text())
-    assert (row["num_loops"], row["n"], row["unjudged"], row["majority_at_k"]) == (6, 4, 1, None)
+    own, second = json.loads((tmp_path / "run" / "eval.json").read_text())
+    assert (own["task"], second["task"]) == (str(tmp_path / "rows.jsonl"), "arithmetic (transfer)")
+    assert (own["num_loops"], own["n"], own["unjudged"], own["majority_at_k"]) == (6, 4, 1, None)
+    assert (second["num_loops"], second["n"], second["majority_at_k"]) == (6, 6, second["avg_at_k"])
+    assert max(row["tokens"] for row in read(tmp_path / "run", "completions/transfer-R6.jsonl")) <= 12
     assert "no final_answer(completion)" in output and "1 completions could not be judged" in output
 
 
