@@ -63,9 +63,10 @@ def test_completions_that_always_agree_within_a_problem_count_as_one():
     assert interval_over_problems(rates, 8 * 50) == interval_over_problems(rates, 50)
 
 
-def test_equal_problems_count_as_all_their_completions():
-    # no variance between the problems: no more than 4 x 10 independent trials
-    assert interval_over_problems([0.5] * 10, 40) == pytest.approx(wilson_interval(0.5, 40, t_bound(9)))
+@pytest.mark.parametrize(("rates", "mean"), [([0.5] * 10, 0.5), ([0.5] * 9 + [0.75], 0.525)])
+def test_problems_that_hardly_differ_count_as_no_more_than_their_completions(rates, mean):
+    # their variance alone would make it infinitely many trials, or 399 of 40 completions
+    assert interval_over_problems(rates, 40) == pytest.approx(wilson_interval(mean, 40, t_bound(9)))
 
 
 @pytest.mark.parametrize(("rate", "end"), [(0.0, 0), (1.0, 1)])
