@@ -24,6 +24,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("looprl.commands.train", "train a looped model by reinforcement learning"),
+    "eval": Command("looprl.commands.eval", "measure pass@k and majority votes on held-out prompts at several depths"),
     "gradients": Command("looprl.commands.gradients", "compare every estimator's gradient with full BPTT"),
     "bench": Command("looprl.commands.bench", "time every estimator, and an RL step beside stock TRL"),
     "inspect": Command(

@@ -111,15 +111,26 @@ class RunFolder:
         Raises:
             ValueError: the name would lead out of the folder.
         """
-        if Path(name).name != name or name in ("", ".", ".."):
-            raise ValueError(f"{name!r} is not a plain file name")
-        target = self.path / "completions" / f"{name}.jsonl"
+        target = self.completions_path(name)
         write_atomically(target, "".join(map(_json_line, rows)))
         return target
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file of that name; NaN and infinities become null."""
         write_atomically(self.path / name, json.dumps(_finite(plain(content)), indent=2) + "\n")
+
+    def append_completions(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines to `completions/NAME.jsonl`; ValueError as in `write_completions`."""
+        target = self.completions_path(name)
+        target.parent.mkdir(exist_ok=True)
+        with _open_utf8(target, "a") as file:
+            file.write("".join(map(_json_line, rows)))
+
+    def completions_path(self, name: str) -> Path:
+        """Return `completions/NAME.jsonl`; ValueError where the name would lead out of the folder."""
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise ValueError(f"{name!r} is not a plain file name")
+        return self.path / "completions" / f"{name}.jsonl"
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`; NaN and infinities become null."""

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from looprl.answers import solution_scores
+from looprl.answers import final_answer, solution_scores
 from looprl.rewards import completion_text
+
+__all__ = ["accuracy", "final_answer"]  # the answers that majority@k votes on
 
 
 def accuracy(prompts: list[Any], completions: list[Any], answer: list[Any], **kwargs: Any) -> list[float | None]:

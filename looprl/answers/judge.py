@@ -33,6 +33,16 @@ def solution_scores(completions: Sequence[str], golds: Sequence[str]) -> list[fl
     return _scores(decided)
 
 
+def final_answer(completion: str) -> str | None:
+    """The answer that a completion gives, as a text that is the same for equal numbers; None where it gives none."""
+    answer = find_answer(completion)
+    text = last_formula(completion) if answer is None else answer.text.rpartition("=")[2]
+    if text is None:  # prose without a mark or a formula ends with its answer
+        return str(numbers[-1].value) if (numbers := numbers_in(completion)) else None
+    number = next(iter(numbers_in(text)), None) if answer is not None and not answer.exact else read_number(text)
+    return plain(text) or None if number is None else str(number.value)
+
+
 def _scores(decided: Sequence[Decided | None]) -> list[float | None]:
     equal = are_equal([pair for pair in decided if isinstance(pair, tuple)])
     verdicts = [equal[pair] if isinstance(pair, tuple) else pair for pair in decided]

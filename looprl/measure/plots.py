@@ -29,14 +29,6 @@ class Rate:
     interval: tuple[float, float] | None
 
 
-def wilson_interval(rate: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share of n independent trials (Wilson, 1927)."""
-    z = 1.959964
-    centre, scale = rate + z * z / (2 * n), 1 + z * z / n
-    half = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    return max((centre - half) / scale, 0.0), min((centre + half) / scale, 1.0)
-
-
 def series(rows: Rows, key: str) -> tuple[list[int], list[float]]:
     """The steps at which a metric has a finite value, and the values."""
     found = [(row.get("step"), row.get(key)) for row in rows]

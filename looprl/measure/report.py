@@ -11,7 +11,8 @@ import yaml
 
 from looprl.measure import plots
 from looprl.measure.page import figure, inline, notes, number_table, page, section, shown, text
-from looprl.measure.plots import Rate, series, wilson_interval
+from looprl.measure.pass_at_k import wilson_interval
+from looprl.measure.plots import Rate, series
 from looprl.measure.policy_gradient import SAFE_COSINE
 from looprl.measure.run_files import RunFiles, read_run
 from looprl.measure.summary import phase_seconds

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from looprl.answers import equality, number_scores, solution_scores
+from looprl.answers import equality, final_answer, number_scores, solution_scores
 from looprl.sandbox.limits import MIB, Limits
 
 PATHOLOGICAL = [
@@ -78,3 +78,23 @@ def children_of_servers():
         except (OSError, ValueError):
             continue
     return {process for process, parent in parents.items() if parent in parents}
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("#### 1,234", "1234"),
+        ("so 3 + 4 = 7\n#### x = $1,234.00", "1234"),
+        ("The answer is 12 apples, not 13.", "12"),
+        (r"\boxed{2\frac{1}{2}}", "5/2"),
+        ("I count 3, then 72 apples", "72"),
+        (r"\boxed{x + 1}", "x + 1"),
+        (r"it is $\sqrt{2}$", r"\sqrt{2}"),
+        ("it is $70", "70"),
+        (r"\boxed{12", None),
+        ("no idea", None),
+        ("", None),
+    ],
+)
+def test_votes_are_the_same_for_equal_numbers_and_none_where_nothing_is_answered(completion, answer):
+    assert final_answer(completion) == answer
