@@ -70,11 +70,11 @@ def load_documents(
 ) -> Documents:
     """Read the first `count` documents of at most `max_tokens` tokens each; what is longer is cut there.
 
-    source: a file, or None for worked answers of the built-in arithmetic task, drawn with `seed` and
-    its `task_options`. A .jsonl, .json,
-    .csv or .parquet file has a column `text`, or `prompt` (or `question`) with `answer`; in any other file blank lines
-    separate documents, and without a blank line each line is one. Where there is no prompt, or the cut left nothing
-    after it, the first half is given. Documents of a single token are left out and counted.
+    source: a file, or None for worked answers of the built-in arithmetic task, drawn with `seed` and its
+    `task_options`. A .jsonl, .json, .csv or .parquet file has a column `text`, or `prompt` (or `question`) with
+    `answer`; in any other file blank lines separate documents, and without a blank line each line is one. Where there
+    is no prompt, or the cut left nothing after it, the first half is given. Documents of a single token or of none are
+    left out and counted.
 
     Raises:
         DatasetError: there is no such file, it cannot be read, or no document has two tokens.

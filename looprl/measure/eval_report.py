@@ -6,15 +6,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from looprl.measure.cells import Cells
 from looprl.measure.eval_figure import eval_figure
 from looprl.measure.eval_rows import Row, summary_row
-from looprl.measure.page import figure, notes, page, section, shown
+from looprl.measure.page import configuration, figure, notes, page, section, shown
 from looprl.measure.report import REPORT_FILE
 from looprl.measure.summary import rate
-from looprl.runs import plain, write_atomically
+from looprl.runs import RunFolder, plain, write_atomically
 
 
 def write_eval(folder: Path, problems: Sequence[Row], k: int, settings: Mapping[str, Any]) -> list[Row]:
@@ -28,19 +26,18 @@ def write_eval(folder: Path, problems: Sequence[Row], k: int, settings: Mapping[
     ]
     lines = [json.dumps(plain(problem), ensure_ascii=False) + "\n" for problem in problems]
     write_atomically(folder / "problems.jsonl", "".join(lines))
-    write_atomically(folder / "eval.json", json.dumps(plain(rows), indent=1) + "\n")
+    RunFolder(folder).write_json("eval.json", rows)
     png = eval_figure(rows)
     assert png is not None
     (folder / "eval.png").write_bytes(png)
     tables = eval_cells(rows)
     in_words = "; ".join(f"{cells.title}: {cells.in_words(0)}" for cells in tables)
     caption = f"Share of right answers on held-out prompts against the number of loops; bars: {_INTERVAL}."
-    configuration = yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True)
     sections = [
         notes(eval_notes(rows)),
         section("Pass rates at each depth", figure(png, f"avg@{k} by number of loops. {in_words}", caption)),
         section("In numbers", "".join(cells.as_html() for cells in tables) + f"<pre>{shown(_legend(k))}</pre>"),
-        section("Configuration", f'<pre class="config">{shown(configuration, None)}</pre>'),
+        configuration(settings),
     ]
     write_atomically(folder / REPORT_FILE, page(f"looprl eval {folder.resolve().name}", sections))
     return rows

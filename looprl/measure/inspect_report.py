@@ -4,16 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from looprl.measure.cells import Cells
 from looprl.measure.inspect_figure import inspect_figure
 from looprl.measure.inspection import TOKEN_TOLERANCE, Inspection
-from looprl.measure.page import figure, notes, page, section, shown
+from looprl.measure.page import configuration, figure, notes, page, section, shown
 from looprl.measure.policy_gradient import ALL
 from looprl.measure.report import REPORT_FILE
 from looprl.measure.verdict import Verdict, rows_of
-from looprl.runs import RunFolder, plain, write_atomically
+from looprl.runs import RunFolder, write_atomically
 
 
 def write_inspection_report(
@@ -36,7 +34,7 @@ def write_inspection_report(
         section("Verdict", f"<dl>{findings}</dl><p>Train with <b>{shown(recipe_line(verdict))}</b></p>"),
         section("Figure", figure(png, answers, _CAPTION)),
         section("Numbers", tables + _READING),
-        section("Configuration", f'<pre class="config">{shown(_yaml(settings), None)}</pre>'),
+        configuration(settings),
     ]
     target = folder.path / REPORT_FILE
     write_atomically(target, page(f"looprl inspect {name}", sections))
@@ -84,7 +82,3 @@ _READING = (
     "Reuse replays states of cached decoding, recompute those of the full sequence; every document has a random "
     "advantage of +1 or -1. The gap is between the replay's log-probs and those of cached decoding.</p>"
 )
-
-
-def _yaml(settings: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True)

@@ -6,7 +6,8 @@ The thresholds, all of them, with their reasons:
 - `RESTING_RESIDUAL` (.05): the mean residual after R loops up to which the loop counts as converged. The twins of
   tests/data/twins, one pretrained with a depth prior and one without, have .011 and .41.
 - `KV_DIFFERENCE` (.02 nats per token): a change of perplexity by 2 %. The difference between the two K/V policies must
-  stay within by two standard errors to be safe, and exceed it by two to be unsafe: a short text shows neither.
+  stay within by two standard errors to be safe, and exceed it by two to be unsafe: a short text shows neither, and
+  one of fewer than `LEAST_KV_TOKENS` (50) tokens has no standard error to speak of.
 - `ENDPOINT_GAP` (.02 nats): from the endpoint the policy is that of loop R + 1, and the gap goes into every ratio of
   policies. A tenth of the usual clip range of .2.
 - `DEPTH_GAIN` (.02 nats per token): the change of likelihood from which another number of loops is worth naming.
@@ -24,6 +25,7 @@ RESTING_RESIDUAL = 0.05
 KV_DIFFERENCE = 0.02
 ENDPOINT_GAP = 0.02
 DEPTH_GAIN = 0.02
+LEAST_KV_TOKENS = 50
 
 
 @dataclass(frozen=True)
@@ -103,14 +105,15 @@ def _converges(inspection: Inspection) -> Finding:
 def _terminal_kv(inspection: Inspection) -> Finding:
     kv = inspection.kv
     margin = 2 * kv.standard_error
-    safe = abs(kv.difference) + margin <= KV_DIFFERENCE
+    enough = kv.tokens >= LEAST_KV_TOKENS
+    safe = enough and abs(kv.difference) + margin <= KV_DIFFERENCE
     compared = (
         f"{kv.terminal:.4f} against {kv.per_loop:.4f} nats per token, a difference of {kv.difference:+.4f} "
         f"± {margin:.4f} (two standard errors; safe: within {KV_DIFFERENCE})"
     )
     if safe:
         answer = f"Yes: {compared}."
-    elif abs(kv.difference) - margin > KV_DIFFERENCE:
+    elif enough and abs(kv.difference) - margin > KV_DIFFERENCE:
         answer = f"No: {compared}. Use kv_policy: per_loop, or pretrain under terminal KV sharing."
     else:
         answer = f"Not shown on {kv.tokens} tokens: {compared}. Give more text, or use kv_policy: per_loop."
@@ -148,9 +151,9 @@ def _depth(inspection: Inspection) -> Finding:
     last = inspection.loops[-1]
     gain = row.nll - best.nll
     safe = gain <= DEPTH_GAIN
-    answer = f"{row.nll:.3f} nats per token at R = {row.loop}, {last.nll:.3f} at {last.loop}"
+    answer = f"{row.nll:.3f} nats per token at R = {row.loop}"
     if safe:
-        answer = f"Yes: {answer}; no number of loops up to there is better by more than {DEPTH_GAIN}."
+        answer = f"Yes: {answer}; no number of loops up to {last.loop} is better by more than {DEPTH_GAIN}."
     else:
         answer = f"No: {answer}, but {best.nll:.3f} at {best.loop} loops."
     return Finding("Is R a good number of loops?", safe, answer)
@@ -174,9 +177,10 @@ def _best(rows: Sequence[ReuseRow]) -> ReuseRow:
 
 def _range(steps: Sequence[int], rows: Sequence[ReuseRow]) -> str:
     """The safe K in words; a series may be safe at few terms and not at many."""
-    if list(steps) == list(range(steps[0], rows[-1].neumann_steps + 1)):
-        return f"{steps[0]} or more"
-    return ", ".join(map(str, steps))
+    tried = [row.neumann_steps for row in rows if row.neumann_steps >= steps[0]]
+    if list(steps) != tried or len(tried) == 1:
+        return ", ".join(map(str, steps))
+    return f"{steps[0]} or more, up to the {tried[-1]} that were tried"
 
 
 def _cosine(row: ReuseRow) -> str:

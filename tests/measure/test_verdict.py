@@ -9,7 +9,7 @@ import pytest
 from looprl.measure.inspection import Inspection, KVLikelihood, LoopRow, SpectralRadius
 from looprl.measure.policy_gradient import SAFE_COSINE
 from looprl.measure.reuse import ReuseRow
-from looprl.measure.verdict import DEPTH_GAIN, ENDPOINT_GAP, KV_DIFFERENCE, RESTING_RESIDUAL, judge
+from looprl.measure.verdict import DEPTH_GAIN, ENDPOINT_GAP, KV_DIFFERENCE, LEAST_KV_TOKENS, RESTING_RESIDUAL, judge
 
 GOOD, BAD = SAFE_COSINE + 0.001, SAFE_COSINE - 0.001
 
@@ -58,8 +58,8 @@ def test_a_healthy_model_is_safe_in_everything():
 @pytest.mark.parametrize(
     ("cosines", "words", "steps"),
     [
-        ((BAD, GOOD, 1.0), "neumann_steps: 1 or more (cosine to full BPTT 0.9910 at 1, best 1.0000 at 2)", 1),
-        ((BAD, BAD, SAFE_COSINE), "neumann_steps: 2 or more", 2),
+        ((BAD, GOOD, 1.0), "neumann_steps: 1 or more, up to the 2 that were tried (cosine to full BPTT 0.9910 at 1", 1),
+        ((BAD, BAD, SAFE_COSINE), "neumann_steps: 2 (cosine", 2),
         ((BAD, GOOD, BAD), "neumann_steps: 1 (cosine", 1),
         ((GOOD, GOOD, BAD), "neumann_steps: 0, 1 (cosine", 0),
     ],
@@ -146,3 +146,9 @@ def test_the_documented_thresholds_are_those_in_use():
     assert f"a cosine of {SAFE_COSINE} or more" in text
     assert f"mean log-prob gap at most {ENDPOINT_GAP} nats" in text
     assert f"better by more than {DEPTH_GAIN} nats" in text
+
+
+def test_a_text_of_a_few_tokens_shows_nothing_about_terminal_kv():
+    short = replace(inspection().kv, tokens=LEAST_KV_TOKENS - 1, standard_error=0.0)
+    finding = judge(inspection(kv=short)).terminal_kv
+    assert not finding.safe and finding.answer.startswith(f"Not shown on {LEAST_KV_TOKENS - 1} tokens")
