@@ -86,6 +86,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         sampled = [("training", train_dataset, length)]
         sampled += [("evaluation", eval_dataset, length)] if eval_dataset is not None else []
         sampled += [(each.name, each.prompts, each.max_completion_length or length) for each in eval_sets]
+        self.window = self._window(model, args, processing_class, sampled)
         prompts_per_rollout = args.generation_batch_size // args.num_generations
         if len(train_dataset) < prompts_per_rollout:
             raise UserError(
@@ -93,7 +94,6 @@ class LoopedGRPOTrainer(GRPOSeam):
                 f"({args.generation_batch_size} completions, {args.num_generations} each): lower "
                 "per_device_train_batch_size, or give more rows"
             )
-        self.window = self._window(model, args, processing_class, sampled)
         super().__init__(
             model=model,
             reward_funcs=[checked(reward) for reward in rewards],
