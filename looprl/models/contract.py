@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
-from looprl.models.kv_bank import KVBank
+from looprl.models.attention import masked_attention
+from looprl.models.kv_bank import KVBank, make_kv_bank
+from looprl.models.positions import positions_and_mask
 
 Part = Literal["prelude", "injection", "core", "coda", "head"]
 
@@ -27,13 +29,21 @@ class LoopContext(NamedTuple):
     """What attention needs besides the hidden states; passed to `core` positionally, as ZeRO-3 asks.
 
     cos, sin: [B, T, head_dim] rotary factors. mask: bool [B, 1, T, S], True where a query may read a key,
-    or None for plain causal attention. bank: the K/V bank of cached decoding, or None.
+    or None for plain causal attention. bank: the K/V bank of cached decoding, or None. token_values: what some
+    families add to the values of a layer, by token: [tables, B, T, kv_heads * head_dim].
     """
 
     cos: Tensor
     sin: Tensor
     mask: Tensor | None
     bank: KVBank | None = None
+    token_values: Tensor | None = None
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
+        """Attention of physical layer `layer`: see `KVBank.attend`."""
+        if self.bank is None:
+            return masked_attention(queries, keys, values, self.mask)
+        return self.bank.attend(queries, keys, values, layer, self.mask)
 
 
 class Core(nn.Module):
@@ -97,7 +107,18 @@ class LoopedModel(PreTrainedModel):
     core: Core
 
     def context(self, input_ids: Tensor, attention_mask: Tensor | None, cache: Cache | None = None) -> LoopContext:
-        """Rotary factors and mask for `input_ids` [B, T]; `attention_mask` [B, past + T], 0 for padding."""
+        """What attention needs for `input_ids` [B, T]; `attention_mask` [B, past + T], 0 for padding."""
+        past = 0 if cache is None else cache.get_seq_length()
+        positions, mask = positions_and_mask(input_ids, attention_mask, past)
+        bank = None
+        if cache is not None:
+            bank = make_kv_bank(self.config.kv_policy, cache, self.config.num_hidden_layers)
+        return self.context_at(input_ids, positions, mask, bank)
+
+    def context_at(
+        self, input_ids: Tensor, positions: Tensor, mask: Tensor | None, bank: KVBank | None
+    ) -> LoopContext:
+        """The context of tokens `input_ids` at `positions`, both [B, T]; the rollout engine gives its own bank."""
         raise NotImplementedError
 
     def prelude(

@@ -51,17 +51,7 @@ class Attention(nn.Module):
         turned, values = qkv.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
         turned = rotate(turned, context.cos, context.sin)
         queries, keys = turned.split([self.num_heads, self.num_kv_heads], dim=1)
-        if context.bank is not None:
-            keys, values = context.bank.update(keys, values, self.layer)
-        attended = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=context.mask,
-            is_causal=context.mask is None,
-            enable_gqa=self.num_kv_heads != self.num_heads,
-        )
-        return self.o_proj(attended.transpose(1, 2).flatten(-2))
+        return self.o_proj(context.attend(queries, keys, values, self.layer))
 
 
 class SwiGLU(nn.Module):
