@@ -9,13 +9,13 @@
 A family is one module that subclasses `LoopedModel` (the base model) and `LoopedForCausalLM`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
 from looprl.models.attention import masked_attention
@@ -101,6 +101,24 @@ class LoopedCausalLMOutput(ModelOutput):
     past_key_values: Cache | None = None
 
 
+@dataclass(frozen=True)
+class Family:
+    """What `looprl models` says of a family. An empty reason means yes; otherwise it says why not.
+
+    title, loop: in words. examples: hub names. no_reuse, no_terminal_kv, no_per_loop_kv, no_exit_gate: reasons.
+    untrained: parts that RL with reuse leaves as they are, and why.
+    """
+
+    title: str
+    examples: tuple[str, ...]
+    loop: str
+    no_reuse: str = ""
+    no_terminal_kv: str = ""
+    no_per_loop_kv: str = ""
+    no_exit_gate: str = "the model has none"
+    untrained: Mapping[str, str] = field(default_factory=dict)
+
+
 class LoopedModel(PreTrainedModel):
     """Base model: embedding, prelude, core, coda and final norm. See the module's docstring for the parts."""
 
@@ -115,9 +133,7 @@ class LoopedModel(PreTrainedModel):
             bank = make_kv_bank(self.config.kv_policy, cache, self.config.num_hidden_layers)
         return self.context_at(input_ids, positions, mask, bank)
 
-    def context_at(
-        self, input_ids: Tensor, positions: Tensor, mask: Tensor | None, bank: KVBank | None
-    ) -> LoopContext:
+    def context_at(self, input_ids: Tensor, positions: Tensor, mask: Tensor | None, bank: KVBank | None) -> LoopContext:
         """The context of tokens `input_ids` at `positions`, both [B, T]; the rollout engine gives its own bank."""
         raise NotImplementedError
 
@@ -177,8 +193,33 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "model"
     model: LoopedModel
     lm_head: nn.Linear
+    MODEL: ClassVar[type[LoopedModel]]
+    FAMILY: ClassVar[Family]
     # how the names of a part's parameters begin; of several that fit, the longest counts
     PARTS: ClassVar[dict[str, Part]]
+    # how published tensor names begin -> how they begin here; saving writes the published ones
+    RENAMES: ClassVar[dict[str, str]] = {}
+    # published tensors that are computed instead
+    RECOMPUTED: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: PretrainedConfig):
+        super().__init__(config)
+        self.model = self.MODEL(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.num_embeddings, bias=False)
+        self.post_init()
+
+    @classmethod
+    def read_config(cls, settings: Mapping[str, Any], tensor_names: Iterable[str]) -> PretrainedConfig:
+        """The configuration in a `config.json` beside tensors of these (published) names. ValueError if impossible."""
+        return cls.config_class.from_dict(dict(settings))
+
+    @classmethod
+    def published_name(cls, own: str) -> str:
+        """The published name of a tensor here."""
+        for published, here in cls.RENAMES.items():
+            if own.startswith(here):
+                return published + own.removeprefix(here)
+        return own
 
     def parameters_by_part(self) -> dict[str, list[str]]:
         """Names of the trainable parameters of each part that has any; a tied embedding counts as the head."""
@@ -203,7 +244,11 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> LoopedCausalLMOutput:
-        """As `LoopedModel.forward`, then the head on the last `logits_to_keep` positions (0: on all)."""
+        """As `LoopedModel.forward`, then the head on the last `logits_to_keep` positions (0: on all).
+
+        A vocabulary may be padded. With `logits_to_keep` the columns beyond `vocab_size` are -inf, as such logits are
+        for sampling or for scoring what was sampled; without it they are the checkpoint's own.
+        """
         output = self.model(
             input_ids,
             attention_mask,
@@ -213,7 +258,12 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             use_cache=use_cache,
         )
-        hidden = output.last_hidden_state[:, -logits_to_keep:]
-        return LoopedCausalLMOutput(
-            logits=self.lm_head(hidden), state=output.state, past_key_values=output.past_key_values
-        )
+        logits = self.read_out(output.last_hidden_state[:, -logits_to_keep:])
+        if logits_to_keep and logits.shape[-1] > self.config.vocab_size:
+            padding = torch.arange(logits.shape[-1], device=logits.device) >= self.config.vocab_size
+            logits = logits.masked_fill(padding, float("-inf"))
+        return LoopedCausalLMOutput(logits=logits, state=output.state, past_key_values=output.past_key_values)
+
+    def read_out(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states that `coda` returned."""
+        return self.lm_head(hidden)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from looprl.models.configuration_looplm import LoopLMConfig
 from looprl.models.contract import LoopContext
+from looprl.models.rope import rotate
 
 
 def make_norm(config: LoopLMConfig) -> nn.Module:
@@ -21,12 +22,6 @@ def rotary_factors(position_ids: Tensor, head_dim: int, theta: float, dtype: tor
     angles = position_ids[..., None].float() * theta**-exponents
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [B, heads, T, head_dim] by cos, sin [B, T, head_dim]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
 
 
 class ResidualLinear(nn.Linear):

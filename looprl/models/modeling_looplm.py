@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from looprl.models.configuration_looplm import LoopLMConfig
-from looprl.models.contract import Core, LoopContext, LoopedForCausalLM, LoopedModel
+from looprl.models.contract import Core, Family, LoopContext, LoopedForCausalLM, LoopedModel
 from looprl.models.injection import DecayInjection, make_injection
 from looprl.models.kv_bank import KVBank
 from looprl.models.layers import Block, ResidualLinear, make_norm, rotary_factors
@@ -67,9 +67,7 @@ class LoopLMModel(LoopedModel, LoopLMPreTrainedModel):
         self.norm = make_norm(config)
         self.post_init()
 
-    def context_at(
-        self, input_ids: Tensor, positions: Tensor, mask: Tensor | None, bank: KVBank | None
-    ) -> LoopContext:
+    def context_at(self, input_ids: Tensor, positions: Tensor, mask: Tensor | None, bank: KVBank | None) -> LoopContext:
         cos, sin = rotary_factors(positions, self.config.head_dim, self.config.rope_theta, self.dtype)
         return LoopContext(cos, sin, mask, bank)
 
@@ -92,6 +90,7 @@ class LoopLMModel(LoopedModel, LoopLMPreTrainedModel):
 class LoopLMForCausalLM(LoopedForCausalLM, LoopLMPreTrainedModel):
     """LoopLM with its language-model head, tied to the embedding or not."""
 
+    MODEL = LoopLMModel
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     PARTS = {
         "model.embed_tokens.": "prelude",
@@ -102,9 +101,8 @@ class LoopLMForCausalLM(LoopedForCausalLM, LoopLMPreTrainedModel):
         "model.norm.": "coda",
         "lm_head.": "head",
     }
-
-    def __init__(self, config: LoopLMConfig):
-        super().__init__(config)
-        self.model = LoopLMModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+    FAMILY = Family(
+        title="LoopLM, looprl's own",
+        examples=("recipes/quickstart/model",),
+        loop="orthogonal, linear, decay or additive injection; zero initial state",
+    )
