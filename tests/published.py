@@ -1,0 +1,43 @@
+"""Random models of the published families with 32-wide heads, which vLLM needs on a CPU."""
+
+from typing import Any
+
+import torch
+
+from looprl.models import FAMILIES, LoopedForCausalLM
+
+RAVEN = dict(
+    vocab_size=97,
+    n_embd=64,
+    n_heads=2,
+    intermediate_size=96,
+    n_layers_in_prelude=1,
+    n_layers_in_recurrent_block=2,
+    n_layers_in_coda=1,
+    mean_recurrence=3,
+    block_size=256,
+)
+LLAMA3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+)
+GROUPED = dict(n_heads=4, num_key_value_heads=2, head_dim=32)
+INIT = dict(std=0.1, embedding=0.3, out_proj=0.1)
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "huginn": ("huginn_raven", RAVEN),
+    "llama": ("huginn_raven", RAVEN | GROUPED | dict(body="llama", rope_scaling=LLAMA3, init_values=INIT)),
+    "olmo2": ("huginn_raven", RAVEN | dict(body="olmo2", tie_embeddings=True, init_values=INIT)),
+}
+
+
+def random_published(name: str, **changes: Any) -> LoopedForCausalLM:
+    """A small model of one of `MODELS` whose every tensor is random, norms and biases too."""
+    model_type, settings = MODELS[name]
+    family = FAMILIES[model_type]
+    torch.manual_seed(0)
+    model = family(family.config_class(**(settings | changes))).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim in (1, 4):
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
