@@ -26,7 +26,7 @@ INIT = dict(std=0.1, embedding=0.3, out_proj=0.1)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "huginn": ("huginn_raven", RAVEN),
     "llama": ("huginn_raven", RAVEN | GROUPED | dict(body="llama", rope_scaling=LLAMA3, init_values=INIT)),
-    "olmo2": ("huginn_raven", RAVEN | dict(body="olmo2", tie_embeddings=True, init_values=INIT)),
+    "olmo2": ("huginn_raven", RAVEN | dict(body="olmo2", init_values=INIT)),
 }
 
 

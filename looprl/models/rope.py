@@ -38,17 +38,17 @@ def frequencies(
         raise ValueError(f"rope_scaling is of type {kind!r}; supported are {', '.join(SCALINGS)}")
     assert scaling is not None
     parameters = {key: value for key, value in scaling.items() if key != "type"} | {"rope_type": kind}
-    config = LlamaConfig(
-        hidden_size=head_dim,
-        num_attention_heads=1,
-        head_dim=head_dim,
-        max_position_embeddings=max_positions,
-        rope_parameters=parameters | {"rope_theta": theta},
-    )
     try:
+        config = LlamaConfig(
+            hidden_size=head_dim,
+            num_attention_heads=1,
+            head_dim=head_dim,
+            max_position_embeddings=max_positions,
+            rope_parameters=parameters | {"rope_theta": theta},
+        )
         scaled, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     except KeyError as error:
-        raise ValueError(f"rope_scaling of type {kind!r} needs the key {error}") from error
+        raise ValueError(f"rope_scaling of type {kind!r} cannot be used: {error.args[0]}") from error
     return scaled.float(), float(factor)
 
 
