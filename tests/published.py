@@ -23,10 +23,24 @@ LLAMA3 = dict(
 GROUPED = dict(n_heads=4, num_key_value_heads=2, head_dim=32)
 INIT = dict(std=0.1, embedding=0.3, out_proj=0.1)
 
+OURO = dict(
+    vocab_size=97,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    total_ut_steps=3,
+    max_position_embeddings=256,
+    initializer_range=0.15,
+)
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "huginn": ("huginn_raven", RAVEN),
     "llama": ("huginn_raven", RAVEN | GROUPED | dict(body="llama", rope_scaling=LLAMA3, init_values=INIT)),
     "olmo2": ("huginn_raven", RAVEN | dict(body="olmo2", init_values=INIT)),
+    "ouro": ("ouro", OURO),
 }
 
 

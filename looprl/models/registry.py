@@ -19,10 +19,11 @@ from transformers.initialization import no_init_weights
 from looprl.models.checkpoint import Checkpoint, ModelError, check_fit, read_checkpoint
 from looprl.models.contract import LoopedForCausalLM
 from looprl.models.modeling_looplm import LoopLMForCausalLM
+from looprl.models.modeling_ouro import OuroForCausalLM
 from looprl.models.modeling_raven import RavenForCausalLM
 
 FAMILIES: dict[str, type[LoopedForCausalLM]] = {
-    family.config_class.model_type: family for family in (LoopLMForCausalLM, RavenForCausalLM)
+    family.config_class.model_type: family for family in (LoopLMForCausalLM, RavenForCausalLM, OuroForCausalLM)
 }
 REFUSED = {
     "loopcoder": "its second loop reads the first one's keys and values, so a loop is no map of its state alone",

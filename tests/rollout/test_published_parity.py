@@ -16,6 +16,8 @@ CASES = [
     ("huginn", "terminal", {}),
     ("llama", "per_loop", dict(max_num_batched_tokens=24)),
     ("olmo2", "terminal", {}),
+    ("ouro", "per_loop", {}),
+    ("ouro", "terminal", {}),
 ]
 
 
