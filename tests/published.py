@@ -36,11 +36,28 @@ OURO = dict(
     initializer_range=0.15,
 )
 
+PARCAE = dict(
+    vocab_size=97,
+    padded_vocab_size=128,
+    n_embd=64,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=96,
+    recurrent_intermediation_embedding_dimension=80,
+    n_layers_in_prelude=1,
+    n_layers_in_recurrent_block=2,
+    n_layers_in_coda=2,
+    mean_recurrence=3,
+    block_size=256,
+    logit_softcap=20.0,
+)
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "huginn": ("huginn_raven", RAVEN),
     "llama": ("huginn_raven", RAVEN | GROUPED | dict(body="llama", rope_scaling=LLAMA3, init_values=INIT)),
     "olmo2": ("huginn_raven", RAVEN | dict(body="olmo2", init_values=INIT)),
     "ouro": ("ouro", OURO),
+    "parcae": ("parcae", PARCAE),
 }
 
 

@@ -14,11 +14,11 @@ def run(argv: list[str]) -> int:
     for model_class in FAMILIES.values():
         print(model_class.config_class.model_type)
         for name, value in _facts(model_class):
-            print(f"  {name:<12}  {value}")
+            print(f"  {name:<14}  {value}")
         print()
     print("refused, because one replayed loop would not stand for all")
     for name, reason in REFUSED.items():
-        print(f"  {name:<12}  {reason}")
+        print(f"  {name:<14}  {reason}")
     return 0
 
 
@@ -39,5 +39,6 @@ def _facts(model_class: type[LoopedForCausalLM]) -> list[tuple[str, str]]:
             (name, f"no: {no}" if no else "yes, the default" if name == default else "yes")
             for name, no in supports.items()
         ),
-        *(("not trained", f"{name}: {reason}") for name, reason in family.untrained.items()),
+        *(("not trained", f"{name}*: {reason}") for name, reason in family.untrained.items()),
+        *(("full BPTT only", f"{name}*: {reason}") for name, reason in family.unreplayed.items()),
     ]

@@ -40,6 +40,23 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     files: dict[str, str]
 
+    def stripped(self, prefixes: tuple[str, ...]) -> "Checkpoint":
+        """The same without `prefixes` before the names. ModelError when two tensors would have one name."""
+        tensors: dict[str, Tensor] = {}
+        files: dict[str, str] = {}
+        for name, tensor in self.tensors.items():
+            short = _strip(name, prefixes)
+            if short in tensors:
+                raise ModelError(f"{self.files[name]}: tensor {short!r} is there twice, once as {name!r}")
+            tensors[short], files[short] = tensor, self.files[name]
+        return Checkpoint(tensors, files)
+
+
+def _strip(name: str, prefixes: tuple[str, ...]) -> str:
+    while (short := next((name.removeprefix(p) for p in prefixes if name.startswith(p)), name)) != name:
+        name = short
+    return name
+
 
 def read_checkpoint(path_or_name: str, **hub_options: Any) -> Checkpoint:
     """Read the first of `WEIGHT_FILES` that is there. `hub_options` go to transformers' `cached_file`.

@@ -106,7 +106,8 @@ class Family:
     """What `looprl models` says of a family. An empty reason means yes; otherwise it says why not.
 
     title, loop: in words. examples: hub names. no_reuse, no_terminal_kv, no_per_loop_kv, no_exit_gate: reasons.
-    untrained: parts that RL with reuse leaves as they are, and why.
+    untrained: parameters (how their names begin) that RL leaves as they are, and why; unreplayed: those that only an
+    estimator which records every loop reaches.
     """
 
     title: str
@@ -117,6 +118,7 @@ class Family:
     no_per_loop_kv: str = ""
     no_exit_gate: str = "the model has none"
     untrained: Mapping[str, str] = field(default_factory=dict)
+    unreplayed: Mapping[str, str] = field(default_factory=dict)
 
 
 class LoopedModel(PreTrainedModel):
@@ -199,6 +201,8 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
     PARTS: ClassVar[dict[str, Part]]
     # how published tensor names begin -> how they begin here; saving writes the published ones
     RENAMES: ClassVar[dict[str, str]] = {}
+    # what wrappers put before published tensor names
+    STRIPPED: ClassVar[tuple[str, ...]] = ()
     # published tensors that are computed instead
     RECOMPUTED: ClassVar[tuple[str, ...]] = ()
 

@@ -111,7 +111,7 @@ class OuroModel(LoopedModel, OuroPreTrainedModel):
 
     def __init__(self, config: OuroConfig):
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding(config.num_embeddings, config.hidden_size)
         self.core = OuroCore(config)
         self.early_exit_gate = nn.Linear(config.hidden_size, 1)
         self.rope = Rope(config.inverse_frequencies)
@@ -172,9 +172,11 @@ class OuroForCausalLM(LoopedForCausalLM, OuroPreTrainedModel):
         loop="the whole stack with its final norm, nothing injected; starts from the embedding",
         no_exit_gate="",
         untrained={
-            "model.early_exit_gate.": "the policy is read out after the last loop, so no loss reaches the gate",
-            "model.embed_tokens.": "nothing is injected, so a replayed loop does not reach the embedding (a tied one "
-            "is trained as the head)",
+            "model.early_exit_gate.": "the policy is read out after the last loop, so its loss does not reach the gate"
+        },
+        unreplayed={
+            "model.embed_tokens.": "nothing is injected, so a replayed loop does not reach the embedding; a tied one "
+            "is trained as the head only"
         },
     )
 

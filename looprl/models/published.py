@@ -47,6 +47,11 @@ class PublishedConfig(PretrainedConfig):
                 f"{type(self).__name__}.num_key_value_heads ({self.num_key_value_heads}) must divide the number of "
                 f"attention heads ({self.num_attention_heads})"
             )
+        if self.num_embeddings < self.vocab_size:
+            raise ValueError(
+                f"{type(self).__name__}.padded_vocab_size ({self.num_embeddings}) is below vocab_size "
+                f"({self.vocab_size})"
+            )
         super().__post_init__(**kwargs)
 
     def derive(self) -> None:

@@ -20,16 +20,17 @@ from looprl.models.checkpoint import Checkpoint, ModelError, check_fit, read_che
 from looprl.models.contract import LoopedForCausalLM
 from looprl.models.modeling_looplm import LoopLMForCausalLM
 from looprl.models.modeling_ouro import OuroForCausalLM
+from looprl.models.modeling_parcae import ParcaeForCausalLM
 from looprl.models.modeling_raven import RavenForCausalLM
 
-FAMILIES: dict[str, type[LoopedForCausalLM]] = {
-    family.config_class.model_type: family for family in (LoopLMForCausalLM, RavenForCausalLM, OuroForCausalLM)
-}
+_KNOWN = (LoopLMForCausalLM, RavenForCausalLM, OuroForCausalLM, ParcaeForCausalLM)
+FAMILIES: dict[str, type[LoopedForCausalLM]] = {family.config_class.model_type: family for family in _KNOWN}
 REFUSED = {
     "loopcoder": "its second loop reads the first one's keys and values, so a loop is no map of its state alone",
     "hrm": "its two modules run at different rates under a prefix mask, so a loop is no map of its state alone",
     "loopformer": "its loop is conditioned on the step, so one replayed loop does not stand for all of them",
 }
+PARCAE_KEYS = {"recurrent_iteration_method", "n_layers_in_recurrent_block", "injection_type", "init_strategy"}
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -59,7 +60,7 @@ def load_model(path_or_name: str, **kwargs: Any) -> LoopedForCausalLM:
     family = find_family(settings, path_or_name)
     unreadable = f"{path_or_name!r} cannot be read as {family.__name__}"
     try:
-        checkpoint = read_checkpoint(path_or_name, **hub_options)
+        checkpoint = read_checkpoint(path_or_name, **hub_options).stripped(family.STRIPPED)
         config = family.read_config(settings, checkpoint.tensors)
         tensors = _tensors(checkpoint, family, config)
         model = family.from_pretrained(None, config=config, state_dict=tensors, **kwargs)
@@ -74,6 +75,8 @@ def load_model(path_or_name: str, **kwargs: Any) -> LoopedForCausalLM:
 def find_family(settings: Mapping[str, Any], path_or_name: str) -> type[LoopedForCausalLM]:
     """The family of a `config.json`. ModelError on any other, with the reason where the loop itself is it."""
     model_type = settings.get("model_type", "")
+    if not model_type and (settings.get("_class_name") == "ParcaeConfig" or settings.keys() >= PARCAE_KEYS):
+        model_type = ParcaeForCausalLM.config_class.model_type
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     names = [str(model_type), *map(str, settings.get("architectures") or [])]

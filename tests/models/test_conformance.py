@@ -12,7 +12,7 @@ from looprl.gradients import Estimator
 from looprl.models import load_model
 
 DATA = Path(__file__).parents[1] / "data/conformance"
-FROM_STATE = ["huginn", "retrofit"]  # expectations from a zero and from a given initial state
+FROM_STATE = ["huginn", "retrofit", "parcae"]  # expectations from a zero and from a given initial state
 NEAR = dict(rtol=0, atol=1e-4)
 
 

@@ -18,6 +18,8 @@ CASES = [
     ("olmo2", "terminal", {}),
     ("ouro", "per_loop", {}),
     ("ouro", "terminal", {}),
+    ("parcae", "terminal", {}),
+    ("parcae", "per_loop", {}),
 ]
 
 
