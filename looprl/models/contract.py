@@ -236,6 +236,16 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
                 names["head" if is_head else self.PARTS[prefix]].append(name)
         return {part: of_part for part, of_part in names.items() if of_part}
 
+    def left_as_they_are(self, loops_recorded: int | None) -> dict[str, str]:
+        """Trainable parameters that RL does not move, and why, when so many loops are recorded (None: all of them)."""
+        reasons = dict(self.FAMILY.untrained) | ({} if loops_recorded is None else dict(self.FAMILY.unreplayed))
+        return {
+            name: reason
+            for name, parameter in self.named_parameters()
+            for prefix, reason in reasons.items()
+            if name.startswith(prefix) and parameter.requires_grad and parameter is not self.lm_head.weight
+        }
+
     def forward(
         self,
         input_ids: Tensor,

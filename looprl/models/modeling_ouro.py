@@ -174,10 +174,7 @@ class OuroForCausalLM(LoopedForCausalLM, OuroPreTrainedModel):
         untrained={
             "model.early_exit_gate.": "the policy is read out after the last loop, so its loss does not reach the gate"
         },
-        unreplayed={
-            "model.embed_tokens.": "nothing is injected, so a replayed loop does not reach the embedding; a tied one "
-            "is trained as the head only"
-        },
+        unreplayed={"model.embed_tokens.": "nothing is injected, so a replayed loop does not reach the embedding"},
     )
 
     def every_loop(
