@@ -1,5 +1,7 @@
 """`looprl models`: every family, what it supports, and why not."""
 
+import re
+
 from looprl.cli import main
 from looprl.models import FAMILIES
 from looprl.models.registry import REFUSED
@@ -13,10 +15,10 @@ def test_every_family_is_listed_with_what_it_supports_and_every_refusal_with_its
     facts = {}
     for block in blocks:
         name, *lines = block.splitlines()
-        facts[name] = dict(line.strip().split(maxsplit=1) for line in lines)
-    assert facts["ouro"]["per-loop"] == "KV     yes, the default" and facts["ouro"]["exit"] == "gate       yes"
-    assert facts["huginn_raven"]["terminal"] == "KV    yes, the default"
-    assert facts["huginn_raven"]["exit"].endswith("no: the model has none")
+        facts[name] = dict(re.split(" {2,}", line.strip(), maxsplit=1) for line in lines)
+    assert facts["ouro"]["per-loop KV"] == "yes, the default" and facts["ouro"]["exit gate"] == "yes"
+    assert facts["huginn_raven"]["terminal KV"] == "yes, the default"
+    assert facts["huginn_raven"]["exit gate"] == "no: the model has none"
     assert all(reason in blocks[-1] for reason in REFUSED.values())
 
 
