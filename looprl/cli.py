@@ -33,6 +33,7 @@ COMMANDS = {
     "ablate": Command("looprl.commands.ablate", "train arms that differ in a few keys, on several seeds, and compare"),
     "pretrain": Command("looprl.commands.pretrain", "train a looped model on next tokens"),
     "rewards": Command("looprl.commands.rewards", "try a reward on given completions, without a model"),
+    "models": Command("looprl.commands.models", "list the looped-model families and what each supports"),
     "recipes": Command("looprl.commands.recipes", "list the recipes that come with looprl, or copy one to edit"),
     "doctor": Command("looprl.commands.doctor", "say what is wrong with this installation or machine, and what to do"),
 }

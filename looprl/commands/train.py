@@ -37,6 +37,8 @@ def run(argv: list[str]) -> int:
     model = load_model(task.model_path)
     console = Console()
     console.print(f"{recipe.model}: {model.num_parameters():,} parameters; starting the rollout engine")
+    for name, reason in model.left_as_they_are(args.make_estimator().loops_recorded).items():
+        console.print(Text(f"not trained: {name}: {reason}"))
     trainer = LoopedGRPOTrainer(
         model,
         task.rewards,

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from looprl.errors import UserError
-from looprl.models.registry import FAMILIES
+from looprl.rollout.plugin import architecture
 from looprl.rollout.random_state import preserved_random_state
 from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
 from looprl.rollout.safetensors_bytes import pack, unpack
@@ -107,7 +107,7 @@ class RolloutEngine:
                 load_format="dummy",
                 skip_tokenizer_init=True,
                 hf_overrides=dict(
-                    architectures=[FAMILIES[config.model_type].__name__],
+                    architectures=[architecture(config.model_type)],
                     num_loops=self.num_loops,
                     exported_state=state_kind,
                     kv_policy=kv_policy,
