@@ -8,11 +8,12 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-from looprl.errors import UserError
+from looprl.errors import Terminated, UserError
 from looprl.suggest import did_you_mean
 
 USER_ERROR = 2
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 class Command(NamedTuple):
@@ -28,6 +29,7 @@ COMMANDS = {
     "bench": Command("looprl.commands.bench", "time every estimator, and an RL step beside stock TRL"),
     "ablate": Command("looprl.commands.ablate", "train arms that differ in a few keys, on several seeds, and compare"),
     "pretrain": Command("looprl.commands.pretrain", "train a looped model on next tokens"),
+    "export": Command("looprl.commands.export", "write a run's model as a plain transformers folder"),
     "recipes": Command("looprl.commands.recipes", "list the recipes that come with looprl, or copy one to edit"),
     "doctor": Command("looprl.commands.doctor", "say what is wrong with this installation or machine, and what to do"),
 }
@@ -36,8 +38,8 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the process's exit code.
 
-    A UserError is printed as one message (code 2), Ctrl-C says where the run folder is (code 130), and any
-    other exception passes through with its traceback.
+    A UserError is printed as one message (code 2), Ctrl-C says where the run folder is (code 130), so does SIGTERM
+    once a checkpoint is saved (code 143), and any other exception passes through with its traceback.
     """
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -53,6 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         return int(importlib.import_module(COMMANDS[name].module).run(rest))
     except UserError as error:
         return _report(f"looprl {name}: error: {error}", USER_ERROR)
+    except Terminated as ended:
+        return _report(f"looprl {name}: {ended}; {_where_the_run_is()}", TERMINATED)
     except KeyboardInterrupt:
         return _report(f"looprl {name}: interrupted; {_where_the_run_is()}", INTERRUPTED)
 

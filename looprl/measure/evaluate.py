@@ -33,6 +33,12 @@ class Evaluation:
     n: int
     rows: list[dict[str, Any]]
 
+    @classmethod
+    def of(cls, rows: list[dict[str, Any]]) -> "Evaluation":
+        """The evaluation that these rows, each with its `reward`, amount to."""
+        judged = [row["reward"] for row in rows if row["reward"] is not None]
+        return cls(sum(value == 1 for value in judged) / len(judged) if judged else None, len(judged), rows)
+
 
 def evaluate(
     engine: RolloutEngine,
@@ -56,13 +62,11 @@ def evaluate(
     rewards = reward(
         prompts=dataset["prompt"][:], completions=completions, completion_ids=token_ids, **columns, **from_trainer
     )
-    judged = [value for value in rewards if value is not None]
     rows = [
         {**row, "completion": completion, "reward": value}
         for row, completion, value in zip(dataset, completions, rewards, strict=True)
     ]
-    pass_at_1 = sum(value == 1 for value in judged) / len(judged) if judged else None
-    return Evaluation(pass_at_1, len(judged), rows)
+    return Evaluation.of(rows)
 
 
 def _ignore(name: str, value: Any) -> None:

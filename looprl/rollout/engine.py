@@ -4,6 +4,7 @@ Wraps a vLLM 0.32 engine, in this process or in one of its own. It starts withou
 `sync_weights` there is no policy to sample from, and every record names the policy version that sampled it.
 """
 
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from looprl.models.registry import FAMILIES
 from looprl.rollout.random_state import preserved_random_state
 from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
 from looprl.rollout.safetensors_bytes import pack, unpack
-from looprl.rollout.vllm_process import contained_start, kept_process_group
+from looprl.rollout.vllm_process import contained_start, kept_process_group, killed_after
 
 MAX_TRIES = 3
 DEADLINE = 60.0  # seconds that an engine in its own process may take to copy states
@@ -73,13 +74,15 @@ class RolloutEngine:
         max_num_seqs: int = 256,
         dtype: torch.dtype = torch.float32,
         own_process: bool = False,
+        timeout: float = 1800.0,
         **vllm_options: Any,
     ):
         """Start vLLM on the architecture of `config`, with `num_loops` loops (default: the configuration's).
 
         max_model_len: prompt and completion tokens together. max_num_seqs: sequences at a time. own_process: run the
         engine in a process of its own, which schedules while prompts still arrive, so that a draw of several prompts
-        does not repeat. vllm_options go to `vllm.LLM` and win over what is chosen here. RolloutError when the window
+        does not repeat. timeout: seconds after which a call to an engine in its own process gives it up for dead.
+        vllm_options go to `vllm.LLM` and win over what is chosen here. RolloutError when the window
         exceeds the model's.
         """
         from vllm import LLM
@@ -90,6 +93,7 @@ class RolloutEngine:
         self.kv_policy: KVPolicy = kv_policy
         self.max_model_len = max_model_len
         self.own_process = own_process
+        self.timeout = timeout
         self.policy_version: int | None = None
         self.preempted = 0
         if max_model_len > config.max_position_embeddings:
@@ -128,8 +132,10 @@ class RolloutEngine:
             if not torch.cuda.is_available():
                 options |= dict(enforce_eager=True, block_size=32)
                 options["kv_cache_memory_bytes"] = self._cache_bytes(max_num_seqs, dtype)
+            others = multiprocessing.active_children()
             with preserved_random_state(), self._compile_stance(), contained_start(own_process):
                 self.llm = LLM(**(options | vllm_options))
+            self._processes = [process for process in multiprocessing.active_children() if process not in others]
         RolloutEngine._open = self
 
     def _cache_bytes(self, max_num_seqs: int, dtype: torch.dtype, block_size: int = 32) -> int:
@@ -161,7 +167,8 @@ class RolloutEngine:
         """Forget every cached key, value and state, so that the next rollout depends on its prompts and seed only."""
         with self._all_or_nothing():
             self._drain()
-        if not self._before_deadline(self.llm.reset_prefix_cache):
+            done = self._before_deadline(self.llm.reset_prefix_cache)
+        if not done:
             raise RolloutError("vLLM did not reset its prefix cache, so the next rollout would read stale keys")
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[RolloutRecord]:
@@ -292,7 +299,8 @@ class RolloutEngine:
                 "an earlier call to it did not finish. Start a new one"
             )
         try:
-            yield
+            with killed_after(self.timeout, self._processes):
+                yield
         except BaseException:
             self.close()
             raise
