@@ -148,6 +148,11 @@ class CheckpointSeam(GRPOTrainer):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        wrong = set(load_result.missing_keys) - set(self.model.all_tied_weights_keys) | set(load_result.unexpected_keys)
+        if wrong:
+            raise CheckpointError(f"the checkpoint's tensors are not this model's: {', '.join(sorted(wrong)[:3])}, ...")
+
     def _resumable(self, which: str | bool) -> Path:
         if isinstance(which, str):
             found: Path | None = Path(which)
