@@ -3,6 +3,7 @@
 Each command is a module with `run(argv) -> int`, imported only when asked for, so `looprl --help` is quick.
 """
 
+import errno
 import importlib
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return the process's exit code.
 
     A UserError is printed as one message (code 2), Ctrl-C says where the run folder is (code 130), so does SIGTERM
-    once a checkpoint is saved (code 143), and any other exception passes through with its traceback.
+    once a checkpoint is saved (code 143), a full disk is an error like a UserError, and any other exception passes
+    through with its traceback.
     """
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -57,6 +59,10 @@ def main(argv: list[str] | None = None) -> int:
         return _report(f"looprl {name}: error: {error}", USER_ERROR)
     except Terminated as ended:
         return _report(f"looprl {name}: {ended}; {_where_the_run_is()}", TERMINATED)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return _report(f"looprl {name}: error: the disk is full: {error}; {_where_the_run_is()}", USER_ERROR)
     except KeyboardInterrupt:
         return _report(f"looprl {name}: interrupted; {_where_the_run_is()}", INTERRUPTED)
 

@@ -3,7 +3,6 @@
 `--resume` goes on with the run in `output_dir` from its last checkpoint, as if it had never stopped.
 """
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,11 +87,10 @@ def _train(
     Raises Terminated after SIGTERM.
     """
     before = _evaluate(trainer, eval_sets, folder, "before")
-    start = time.perf_counter()
     with StopOnSigterm(trainer.in_any_process) as stop:
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    seconds = time.perf_counter() - start
+    seconds = trainer.seconds_trained
     trainer.save_checkpoint(weights_only=trainer.args.save_strategy == "no" and not stop.requested)
     if stop.requested:
         raise Terminated(f"stopped by SIGTERM after step {trainer.state.global_step}; go on with --resume")

@@ -4,7 +4,6 @@ Wraps a vLLM 0.32 engine, in this process or in one of its own. It starts withou
 `sync_weights` there is no policy to sample from, and every record names the policy version that sampled it.
 """
 
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -132,10 +131,8 @@ class RolloutEngine:
             if not torch.cuda.is_available():
                 options |= dict(enforce_eager=True, block_size=32)
                 options["kv_cache_memory_bytes"] = self._cache_bytes(max_num_seqs, dtype)
-            others = multiprocessing.active_children()
-            with preserved_random_state(), self._compile_stance(), contained_start(own_process):
+            with preserved_random_state(), self._compile_stance(), contained_start(own_process) as self._processes:
                 self.llm = LLM(**(options | vllm_options))
-            self._processes = [process for process in multiprocessing.active_children() if process not in others]
         RolloutEngine._open = self
 
     def _cache_bytes(self, max_num_seqs: int, dtype: torch.dtype, block_size: int = 32) -> int:

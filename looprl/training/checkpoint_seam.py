@@ -8,6 +8,7 @@ to the epoch, which neither of the two does.
 """
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ class CheckpointSeam(GRPOTrainer):
     _restored: dict[str, Any] | None = None
     _epochs_done = 0
     _staging: Path | None = None
+    _seconds_before = 0.0  # in training that came before `_began`
+    _began: float | None = None
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -45,6 +48,11 @@ class CheckpointSeam(GRPOTrainer):
     def checkpoints(self) -> CheckpointStore:
         """The checkpoints of this run."""
         return CheckpointStore(Path(self.args.output_dir) / "checkpoints")
+
+    @property
+    def seconds_trained(self) -> float:
+        """Seconds that training has taken up to now, in the runs too that this one goes on from."""
+        return self._seconds_before + (time.perf_counter() - self._began if self._began is not None else 0.0)
 
     @property
     def rollouts_in_use(self) -> list[dict[str, Any]] | None:
@@ -70,18 +78,20 @@ class CheckpointSeam(GRPOTrainer):
         if resume_from_checkpoint:
             checkpoint = self._resumable(resume_from_checkpoint)
             done = TrainerState.load_from_json(str(checkpoint / STATE_FILE))
-            self._saved_step = done.global_step
+            state_file = checkpoint / self._loop_state_name()
+            restored = torch.load(state_file, map_location=self.accelerator.device, weights_only=True)
+            self._saved_step, self._seconds_before = done.global_step, restored["seconds"]
             if 0 < self.args.max_steps <= done.global_step:  # transformers would train one more
                 self._load_from_checkpoint(str(checkpoint))
                 self.state = done
                 return TrainOutput(done.global_step, 0.0, {})
-            state_file = checkpoint / self._loop_state_name()
-            self._restored = torch.load(state_file, map_location=self.accelerator.device, weights_only=True)
-            self._epochs_done = int(done.epoch or 0)
+            self._restored, self._epochs_done = restored, int(done.epoch or 0)
+        self._began = time.perf_counter()
         try:
             return super().train(str(checkpoint) if checkpoint else None, trial, ignore_keys_for_eval)
         finally:
             self._epochs_done, self._restored = 0, None
+            self._seconds_before, self._began = self.seconds_trained, None
 
     def save_checkpoint(self, weights_only: bool = False) -> None:
         """Save the present step as a checkpoint, whole or not at all, unless it has been saved already.
@@ -176,6 +186,7 @@ class CheckpointSeam(GRPOTrainer):
     def _loop_state(self) -> dict[str, Any]:
         in_use = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
         return {
+            "seconds": self.seconds_trained,
             "micro_batches": self._step,
             "rollouts": self._buffered_inputs if in_use else None,
             "shown": {name: list(self._logs[name]) for name in _LOGGED_COLUMNS},

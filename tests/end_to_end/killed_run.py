@@ -1,4 +1,4 @@
-"""`looprl` in a process that kills itself (SIGKILL) at a chosen moment of a chosen step: killed_run.py MOMENT STEP ...
+"""`looprl` in a process that sends itself a signal at a chosen moment: killed_run.py SIGNAL MOMENT STEP ...
 
 The moments lie inside what they are named after: tokens are drawn but their states not yet taken, the loss is there
 but no gradient, some gradients are there and others not, the weights have moved but the scheduler has not, half of a
@@ -21,12 +21,12 @@ from looprl.training.trainer import LoopedGRPOTrainer
 MOMENTS = ("rollout", "reward", "scoring", "backward", "optimizer", "half a file", "unnamed", "between names")
 
 
-def main(moment: str, step: int, arguments: list[str]) -> int:
+def main(sent: signal.Signals, moment: str, step: int, arguments: list[str]) -> int:
     now = {"step": -1}  # steps done
 
     def die() -> None:
         if now["step"] == step:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), sent)
 
     def after(owner, name):
         """Die when the call returns."""
@@ -83,4 +83,4 @@ def main(moment: str, step: int, arguments: list[str]) -> int:
 
 # vLLM's worker processes import this module again, under another name.
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
+    sys.exit(main(signal.Signals[sys.argv[1]], sys.argv[2], int(sys.argv[3]), sys.argv[4:]))
