@@ -42,7 +42,7 @@ class CheckpointSeam(GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.add_callback(_RestoreLoopState(self))
+        self.add_callback(_LoopState(self))
 
     @property
     def checkpoints(self) -> CheckpointStore:
@@ -58,6 +58,15 @@ class CheckpointSeam(GRPOTrainer):
     def rollouts_in_use(self) -> list[dict[str, Any]] | None:
         """The micro-batches of the rollout that updates are made from."""
         return self._buffered_inputs
+
+    def forget_rollouts(self) -> None:
+        """Let go of rollouts that no further update is made from: no state is kept past its step."""
+        self._buffered_inputs = None
+
+    @property
+    def needs_rollouts(self) -> bool:
+        """Whether an update is still to be made from the last rollout."""
+        return self._step % (self.args.steps_per_generation * self.num_iterations) != 0
 
     def own_state(self) -> dict[str, Any]:
         """What a subclass must have back to go on exactly: numbers, text, tensors, lists and dicts of them."""
@@ -184,11 +193,10 @@ class CheckpointSeam(GRPOTrainer):
         return f"loop_state-{self.accelerator.process_index}-of-{self.accelerator.num_processes}.pt"
 
     def _loop_state(self) -> dict[str, Any]:
-        in_use = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
         return {
             "seconds": self.seconds_trained,
             "micro_batches": self._step,
-            "rollouts": self._buffered_inputs if in_use else None,
+            "rollouts": self._buffered_inputs if self.needs_rollouts else None,
             "shown": {name: list(self._logs[name]) for name in _LOGGED_COLUMNS},
             "shown_rewards": {name: list(values) for name, values in self._logs["rewards"].items()},
             "loss": self._tr_loss,
@@ -214,11 +222,15 @@ class CheckpointSeam(GRPOTrainer):
         self.restore_own_state(state["own"])
 
 
-class _RestoreLoopState(TrainerCallback):
-    """Restores the loop's state once transformers has set up its own."""
+class _LoopState(TrainerCallback):
+    """Restores the loop's state once transformers has set up its own, and lets go of rollouts after their last step."""
 
     def __init__(self, trainer: CheckpointSeam):
         self.trainer = trainer
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self.trainer.restore_loop_state()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if not self.trainer.needs_rollouts:
+            self.trainer.forget_rollouts()

@@ -108,3 +108,7 @@ class ColocatedRollouts:
     def peek(self) -> list[RolloutRecord]:
         """The records of the last rollout."""
         return self._records
+
+    def forget(self) -> None:
+        """Let go of those records, and with them of their states."""
+        self._records = []

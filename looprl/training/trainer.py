@@ -252,6 +252,10 @@ class LoopedGRPOTrainer(GRPOSeam):
         self.nonfinite.see_loss(loss)
         return loss
 
+    def forget_rollouts(self) -> None:
+        super().forget_rollouts()
+        self.vllm_generation.forget()
+
     def own_state(self) -> dict[str, Any]:
         return {"rollout_version": self._rollout_version, "nonfinite_in_a_row": self.nonfinite.in_a_row}
 

@@ -95,6 +95,7 @@ def test_a_checkpoint_holds_rollouts_only_while_they_are_in_use(uninterrupted):
     for step in trainer.checkpoints.steps():
         state = torch.load(trainer.checkpoints.path(step) / "loop_state-0-of-1.pt", weights_only=True)
         held.append(state["rollouts"] is not None)
+    assert (trainer.rollouts_in_use is not None) == bool(trainer.vllm_generation.peek()) == held[-1]
     lasts = settings.get("num_iterations", 1) * settings.get("steps_per_generation", 1)
     per_step = settings.get("gradient_accumulation_steps", 1)
     assert held == [step * per_step % lasts != 0 for step in trainer.checkpoints.steps()]
