@@ -20,7 +20,8 @@ from looprl.models.registry import FAMILIES
 from looprl.rollout.random_state import preserved_random_state
 from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
 from looprl.rollout.safetensors_bytes import pack, unpack
-from looprl.rollout.vllm_process import contained_start, kept_process_group, killed_after
+from looprl.rollout.vllm_process import contained_start, kept_process_group
+from looprl.rollout.watchdog import watched
 
 MAX_TRIES = 3
 DEADLINE = 60.0  # seconds that an engine in its own process may take to copy states
@@ -296,7 +297,7 @@ class RolloutEngine:
                 "an earlier call to it did not finish. Start a new one"
             )
         try:
-            with killed_after(self.timeout, self._processes):
+            with watched(self.llm.llm_engine.engine_core, self._processes, self.timeout):
                 yield
         except BaseException:
             self.close()

@@ -6,9 +6,8 @@ Importing this module, before vLLM, sets the environment that looprl's in-proces
 import logging
 import multiprocessing
 import os
-import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -50,27 +49,6 @@ def contained_start(own_process: bool) -> Iterator[list[BaseProcess]]:
         torch.set_num_threads = set_num_threads
         if local_ranks is not None:
             os.environ["LOCAL_WORLD_SIZE"] = local_ranks
-
-
-@contextmanager
-def killed_after(seconds: float, processes: Sequence[BaseProcess]) -> Iterator[None]:
-    """Around a call to an engine in a process of its own: kill it when it takes longer, so that vLLM says it is dead.
-
-    vLLM notices a process that has ended, but waits forever for one that hangs.
-    """
-
-    def kill() -> None:
-        for process in processes:
-            process.kill()
-
-    timer = threading.Timer(seconds, kill)
-    timer.daemon = True
-    if processes:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 @contextmanager
