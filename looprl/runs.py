@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -135,6 +136,25 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`; NaN and infinities become null."""
         self.write_json(SUMMARY_FILE, summary)
+
+    def read_completions(self, name: str) -> list[dict[str, Any]] | None:
+        """Return the rows of `completions/NAME.jsonl`; None where there is no such file."""
+        file = self.path / "completions" / f"{name}.jsonl"
+        if not file.is_file():
+            return None
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+
+    def rewind(self, step: int) -> None:
+        """Take back the metrics and completions of later steps, and the summary: a run resumed here makes them anew."""
+        metrics = self.path / METRICS_FILE
+        if metrics.is_file():
+            lines = [line for line in metrics.read_text(encoding="utf-8").split("\n") if line]
+            write_atomically(metrics, "".join(f"{line}\n" for line in lines if json.loads(line)["step"] <= step))
+        for file in self.path.glob("completions/step-*.jsonl"):
+            drawn_at = re.match(r"step-(\d+)", file.name)
+            if drawn_at and int(drawn_at[1]) >= step:
+                file.unlink()
+        (self.path / SUMMARY_FILE).unlink(missing_ok=True)
 
     def checkpoint_path(self, step: int) -> Path:
         """Return the folder for the checkpoint of a step, `checkpoints/step-N`; it is not made here."""

@@ -28,6 +28,8 @@ def run(argv: list[str]) -> int:
     recipe, args = parse_recipe(
         (TrainRecipe, GradientsConfig), argv, "looprl gradients", defaults={"output_dir": f"runs/{name}"}
     )
+    if recipe.resume:
+        raise UserError("a comparison is not resumed: leave --resume out, and replace the earlier one with --overwrite")
     RunFolder.check(args.output_dir, overwrite=recipe.overwrite)
     settings = {"command": "gradients", **vars(recipe), **args.to_dict()}
     task = load_task(recipe, args.seed)

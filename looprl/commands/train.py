@@ -1,7 +1,10 @@
-"""looprl train RECIPE: RL post-training, with pass@1 on held-out prompts before and after."""
+"""looprl train RECIPE: RL post-training, with pass@1 on held-out prompts before and after.
 
-import time
+`--resume` goes on with the run in `output_dir` from its last checkpoint, as if it had never stopped.
+"""
+
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +12,8 @@ from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from looprl.checkpoints import CheckpointStore, step_of
+from looprl.errors import Terminated
 from looprl.measure.evaluate import EvalSet, Evaluation
 from looprl.measure.report import write_report
 from looprl.measure.summary import print_summary
@@ -18,6 +23,8 @@ from looprl.runs import RunFolder, read_metrics
 from looprl.training.callbacks import MetricsToRunFolder, show_only_progress_line
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.eval_every import EvalEvery, evaluate_now
+from looprl.training.faults import StopOnSigterm
+from looprl.training.resume import check_same_settings
 from looprl.training.trackers import check_trackers
 from looprl.training.train_recipe import TrainRecipe, load_task
 from looprl.training.trainer import LoopedGRPOTrainer
@@ -31,8 +38,12 @@ def run(argv: list[str]) -> int:
         (TrainRecipe, LoopedGRPOConfig), argv, "looprl train", defaults={"output_dir": f"runs/{name}"}
     )
     check_trackers(args.report_to)
-    RunFolder.check(args.output_dir, overwrite=recipe.overwrite)
+    asked = RunFolder.check(args.output_dir, overwrite=recipe.overwrite, resume=recipe.resume)
     settings = {"command": "train", **vars(recipe), **args.to_dict()}
+    checkpoint = None
+    if recipe.resume:
+        check_same_settings(asked.path, settings)
+        checkpoint = CheckpointStore(asked.path / "checkpoints").newest_good()
     task = load_task(recipe, args.seed)
     model = load_model(task.model_path)
     console = Console()
@@ -48,7 +59,10 @@ def run(argv: list[str]) -> int:
         eval_sets=list(task.eval_sets.values()),
     )
     # only now, so that a run which cannot start leaves the one that it would replace
-    folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite)
+    folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite, resume=recipe.resume)
+    if recipe.resume:
+        folder.rewind(step_of(checkpoint) if checkpoint else 0)
+        console.print(f"resuming from {checkpoint}" if checkpoint else "no checkpoint yet: from the first step on")
     folder.write_config(settings)
     trainer.on_completions = folder.write_completions
     trainer.add_callback(MetricsToRunFolder(folder))
@@ -56,8 +70,8 @@ def run(argv: list[str]) -> int:
         trainer.add_callback(EvalEvery(recipe.eval_every, trainer, task.held_out))
     show_only_progress_line(trainer)
     try:
-        summary, samples = _train(trainer, task.eval_sets, folder)
-    except KeyboardInterrupt:
+        summary, samples = _train(trainer, task.eval_sets, folder, checkpoint)
+    except (KeyboardInterrupt, Terminated):
         write_report(folder.path)
         raise
     report = write_report(folder.path)
@@ -67,17 +81,21 @@ def run(argv: list[str]) -> int:
 
 
 def _train(
-    trainer: LoopedGRPOTrainer, eval_sets: Mapping[str, EvalSet], folder: RunFolder
+    trainer: LoopedGRPOTrainer, eval_sets: Mapping[str, EvalSet], folder: RunFolder, checkpoint: Path | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Evaluate, train, evaluate; leave the results in the run folder, and return the summary and samples.
+    """Evaluate, train (on from the checkpoint), evaluate; leave the results in the run folder.
 
-    The summary is written last: a run folder that has one is whole.
+    Returns the summary and samples. The summary is written last: a run folder that has one is whole.
+    Raises Terminated after SIGTERM.
     """
     before = _evaluate(trainer, eval_sets, folder, "before")
-    start = time.perf_counter()
-    trainer.train()
-    seconds = time.perf_counter() - start
-    trainer.save_model(str(folder.checkpoint_path(trainer.state.global_step)))
+    with StopOnSigterm(trainer.in_any_process) as stop:
+        trainer.add_callback(stop)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    seconds = trainer.seconds_trained
+    trainer.save_checkpoint(weights_only=trainer.args.save_strategy == "no" and not stop.requested)
+    if stop.requested:
+        raise Terminated(f"stopped by SIGTERM after step {trainer.state.global_step}; go on with --resume")
     after = _evaluate(trainer, eval_sets, folder, "after")
     summary = _pass_rates(before.get("eval"), after.get("eval"))
     if "transfer" in eval_sets:
@@ -103,7 +121,8 @@ def _evaluate(
 ) -> dict[str, Evaluation]:
     evaluations = {}
     for name, eval_set in eval_sets.items():
-        evaluations[name] = evaluate_now(trainer, eval_set)
+        rows = folder.read_completions(f"{name}-{when}") if when == "before" else None  # made before the run stopped
+        evaluations[name] = evaluate_now(trainer, eval_set) if rows is None else Evaluation.of(rows)
         folder.write_completions(f"{name}-{when}", evaluations[name].rows)
     trainer.meter.flush()  # these evaluations are no part of a step
     return evaluations

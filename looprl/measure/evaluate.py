@@ -33,6 +33,12 @@ class Evaluation:
     n: int
     rows: list[dict[str, Any]]
 
+    @classmethod
+    def of(cls, rows: list[dict[str, Any]]) -> "Evaluation":
+        """The evaluation that these rows, each with its `reward`, amount to."""
+        judged = [row["reward"] for row in rows if row["reward"] is not None]
+        return cls(sum(value == 1 for value in judged) / len(judged) if judged else None, len(judged), rows)
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -62,12 +68,11 @@ def evaluate(
     Completions that the reward cannot judge (None) do not count in n.
     """
     samples = sample_and_judge(engine, tokenizer, dataset, reward, sampling, seed)
-    judged = [sample.passed for sample in samples if sample.passed is not None]
     rows = [
         {**row, "completion": sample.completion, "reward": sample.reward}
         for row, sample in zip(dataset, samples, strict=True)
     ]
-    return Evaluation(sum(judged) / len(judged) if judged else None, len(judged), rows)
+    return Evaluation.of(rows)
 
 
 def sample_and_judge(

@@ -28,7 +28,7 @@ DEFAULT_ARMS: Mapping[str, Mapping[str, Any]] = {
     "reuse-penultimate-k0": {"estimator": "reuse", "replay_from": "penultimate", "neumann_steps": 0},
 }
 # What the ablation itself sets for each run.
-_OWN_KEYS = ("output_dir", "overwrite", "seed")
+_OWN_KEYS = ("output_dir", "overwrite", "resume", "seed")
 _ARM_NAME = re.compile(r"\w[\w+-]*")  # no dot, so that no arm is called like a file of the report
 
 

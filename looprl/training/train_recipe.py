@@ -48,6 +48,7 @@ class TrainRecipe:
         default=None, metadata={"help": "Tokens of a completion on the second task; by default as in training."}
     )
     overwrite: bool = field(default=False, metadata={"help": "Replace an existing run folder."})
+    resume: bool = field(default=False, metadata={"help": "Go on with the run in output_dir from its last checkpoint."})
 
     def __post_init__(self) -> None:
         if self.eval_every is not None and self.eval_every < 1:

@@ -9,6 +9,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from looprl.training.advantages import zero_variance_groups
 from looprl.training.colocated_rollouts import ColocatedRollouts
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.control import GradientControl, policy_batch
+from looprl.training.faults import NonFiniteGuard
 from looprl.training.optimizer_time import OptimizerTime
 from looprl.training.trl_seam import Batch, GRPOSeam
 
@@ -104,6 +106,8 @@ class LoopedGRPOTrainer(GRPOSeam):
             callbacks=callbacks,
             **trl_arguments,
         )
+        self.nonfinite = NonFiniteGuard(self, args.max_nonfinite_updates)
+        self.add_callback(self.nonfinite)
         self.add_callback(OptimizerTime(self.meter))
         self.estimator = replace(args.make_estimator(), on_solved=AdjointLog(self.meter))
         self.control = GradientControl(args.control_every, self.estimator, self.num_loops, self.meter)
@@ -138,13 +142,18 @@ class LoopedGRPOTrainer(GRPOSeam):
         """The rollout engine, also for evaluation."""
         return self.vllm_generation.engine
 
+    def in_any_process(self, here: bool) -> bool:
+        """Whether something is true in this process or in one of the others; all of them must ask."""
+        return bool(self.accelerator.reduce(torch.tensor(float(here), device=self.accelerator.device)) > 0)
+
     def sampling(self) -> Sampling:
         """How completions are drawn, in training and in evaluation."""
         return Sampling(self.max_completion_length, tuple(self.eos_token_ids), self.temperature)
 
     def make_rollouts(self, **trl_settings: Any) -> ColocatedRollouts:
         tokenizer = trl_settings["processing_class"]
-        engine = RolloutEngine(
+        start_engine = partial(
+            RolloutEngine,
             self.model.config,
             num_loops=self.num_loops,
             state_kind=self.args.replay_from,
@@ -154,10 +163,11 @@ class LoopedGRPOTrainer(GRPOSeam):
             dtype=self.model.dtype,
             own_process=self.args.own_process_engine,
             seed=self.args.seed,
+            timeout=self.args.rollout_timeout,
             gpu_memory_utilization=self.args.vllm_gpu_memory_utilization,
         )
         return ColocatedRollouts(
-            engine,
+            start_engine,
             self.model,
             self.sampling(),
             pad_token_id=tokenizer.pad_token_id,
@@ -243,6 +253,21 @@ class LoopedGRPOTrainer(GRPOSeam):
             fed = attention_mask[:, :-1].bool() & attention_mask[:, 1:].bool()
             self._measure(batch, sampled.detach(), output.state.detach(), state, fed)
         return sampled, entropies
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self.nonfinite.see_loss(loss)
+        return loss
+
+    def forget_rollouts(self) -> None:
+        super().forget_rollouts()
+        self.vllm_generation.forget()
+
+    def own_state(self) -> dict[str, Any]:
+        return {"rollout_version": self._rollout_version, "nonfinite_in_a_row": self.nonfinite.in_a_row}
+
+    def restore_own_state(self, state: dict[str, Any]) -> None:
+        self._rollout_version, self.nonfinite.in_a_row = state["rollout_version"], state["nonfinite_in_a_row"]
 
     def before_loss(self, batch: Batch) -> None:
         if self.control.is_due(self.state.global_step):
