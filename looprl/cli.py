@@ -3,16 +3,18 @@
 Each command is a module with `run(argv) -> int`, imported only when asked for, so `looprl --help` is quick.
 """
 
+import errno
 import importlib
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-from looprl.errors import UserError
+from looprl.errors import Terminated, UserError
 from looprl.suggest import did_you_mean
 
 USER_ERROR = 2
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 class Command(NamedTuple):
@@ -24,10 +26,17 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("looprl.commands.train", "train a looped model by reinforcement learning"),
+    "eval": Command("looprl.commands.eval", "measure pass@k and majority votes on held-out prompts at several depths"),
     "gradients": Command("looprl.commands.gradients", "compare every estimator's gradient with full BPTT"),
     "bench": Command("looprl.commands.bench", "time every estimator, and an RL step beside stock TRL"),
+    "inspect": Command(
+        "looprl.commands.inspect", "say whether a looped model converges, and whether reuse is safe on it"
+    ),
     "ablate": Command("looprl.commands.ablate", "train arms that differ in a few keys, on several seeds, and compare"),
     "pretrain": Command("looprl.commands.pretrain", "train a looped model on next tokens"),
+    "rewards": Command("looprl.commands.rewards", "try a reward on given completions, without a model"),
+    "models": Command("looprl.commands.models", "list the looped-model families and what each supports"),
+    "export": Command("looprl.commands.export", "write a run's model as a plain transformers folder"),
     "recipes": Command("looprl.commands.recipes", "list the recipes that come with looprl, or copy one to edit"),
     "doctor": Command("looprl.commands.doctor", "say what is wrong with this installation or machine, and what to do"),
 }
@@ -36,8 +45,9 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the process's exit code.
 
-    A UserError is printed as one message (code 2), Ctrl-C says where the run folder is (code 130), and any
-    other exception passes through with its traceback.
+    A UserError is printed as one message (code 2), Ctrl-C says where the run folder is (code 130), so does SIGTERM
+    once a checkpoint is saved (code 143), a full disk is an error like a UserError, and any other exception passes
+    through with its traceback.
     """
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -53,6 +63,12 @@ def main(argv: list[str] | None = None) -> int:
         return int(importlib.import_module(COMMANDS[name].module).run(rest))
     except UserError as error:
         return _report(f"looprl {name}: error: {error}", USER_ERROR)
+    except Terminated as ended:
+        return _report(f"looprl {name}: {ended}; {_where_the_run_is()}", TERMINATED)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return _report(f"looprl {name}: error: the disk is full: {error}; {_where_the_run_is()}", USER_ERROR)
     except KeyboardInterrupt:
         return _report(f"looprl {name}: interrupted; {_where_the_run_is()}", INTERRUPTED)
 

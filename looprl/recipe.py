@@ -24,10 +24,14 @@ from looprl.errors import RecipeError
 from looprl.recipe_file import display_name, find_recipe, load_recipe
 from looprl.recipe_values import ValueMismatch, choices_of, convert, describe, union_members
 
-__all__ = ["RecipeError", "parse_recipe", "parse_settings", "recipe_name"]
+__all__ = ["RecipeError", "parse_options", "parse_recipe", "parse_settings", "recipe_name"]
 
 _BORROWED_FROM = ("trl", "transformers")
 _UNSET = object()
+_ABOUT_RECIPES = (
+    "RECIPE is a YAML file, or the name of one in recipes/. Every key below can stand in it, and as a flag it "
+    "overrides the file."
+)
 
 
 def parse_recipe(
@@ -63,7 +67,7 @@ def _parse_values(
     """The settings that are given, and how messages call where they stand."""
     keys = _collect_keys(config_classes)
     recipe, flags = _split_recipe(argv)
-    flag_values = _read_flags(_flag_parser(keys, prog), keys, flags)
+    flag_values = _read_flags(_flag_parser(keys, f"{prog} [RECIPE]", _ABOUT_RECIPES), keys, flags)
     recipe_path = find_recipe(recipe) if recipe is not None else None
     shown = display_name(recipe_path) if recipe_path is not None else "command line"
     file_values = _read_settings(load_recipe(recipe_path), keys, shown) if recipe_path is not None else {}
@@ -85,6 +89,23 @@ def parse_settings(config_classes: tuple[type, ...], settings: Mapping[str, Any]
     """
     values = _read_settings(settings, _collect_keys(config_classes), shown)
     return tuple(_build(config_class, values, shown) for config_class in config_classes)
+
+
+def parse_options(options_class: type, argv: list[str], prog: str, subject: str, about: str) -> tuple[str, Any]:
+    """Read `SUBJECT [--key value ...]` of a command that has no recipe: the subject and an instance of the class.
+
+    `subject`: what the first argument is, such as MODEL. `about`: what `--help` says above the flags.
+
+    Raises:
+        RecipeError: no subject, an unknown flag, a value of the wrong type, or options that the class refuses.
+        SystemExit: after printing the help that `--help` asks for.
+    """
+    keys = _collect_keys((options_class,))
+    given, flags = _split_recipe(argv)
+    values = _read_flags(_flag_parser(keys, f"{prog} {subject}", about), keys, flags)
+    if not given:
+        raise RecipeError(f"{subject} is missing: {prog} {subject} [--key value ...]")
+    return given, _build(options_class, values, "command line")
 
 
 def recipe_name(argv: list[str]) -> str | None:
@@ -168,7 +189,9 @@ def _read_flags(parser: argparse.ArgumentParser, keys: dict[str, _Key], flags: l
             name = text.split("=")[0].lstrip("-").replace("-", "_")
             raise RecipeError(f"unknown flag {text.split('=')[0]}{_nearest(name, list(keys), prefix='--')}")
     if unknown:
-        raise RecipeError(f"unexpected argument {unknown[0]!r}: the recipe comes first, then the flags")
+        raise RecipeError(
+            f"unexpected argument {unknown[0]!r}: {parser.prog.split()[-1].strip('[]')} comes first, then the flags"
+        )
     values = {}
     for name, value in vars(namespace).items():
         if value is not _UNSET:
@@ -213,14 +236,13 @@ def _build(config_class: type, values: Mapping[str, Any], shown: str) -> Any:
         raise RecipeError(f"{shown}: {error}") from error
 
 
-def _flag_parser(keys: dict[str, _Key], prog: str) -> argparse.ArgumentParser:
+def _flag_parser(keys: dict[str, _Key], prog: str, about: str) -> argparse.ArgumentParser:
     """Return a parser with one flag per key, grouped by the class that declares the key."""
     parser = HfArgumentParser(
         dataclass_types=[],
         prog=prog,
-        usage=f"{prog} [RECIPE] [--key value ...]",
-        description="RECIPE is a YAML file, or the name of one in recipes/. Every key below can stand in it, "
-        "and as a flag it overrides the file.",
+        usage=f"{prog} [--key value ...]",
+        description=about,
         allow_abbrev=False,
         exit_on_error=False,
         formatter_class=_KeyHelp,

@@ -29,6 +29,9 @@ Reward = Callable[..., list[float | None]]
 # The trainer calls a reward with these keywords of its own, beside the dataset's columns.
 KEYWORDS_OF_TRAINER = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
+# What a reward's file may define beside its rewards; see `final_answers`.
+FINAL_ANSWER = "final_answer"
+
 
 class RewardError(UserError):
     """A reward cannot be loaded, failed, or returned something that is not a reward."""
@@ -89,7 +92,35 @@ def load_reward(spec: str) -> Reward:
             f"{name} in {path} does not take **kwargs; a reward is called with all columns of the dataset, "
             f"so write def {name}(prompts, completions, <the columns it uses>, **kwargs)"
         )
-    return checked(reward)
+    loaded = checked(reward)
+    loaded.final_answer = getattr(module, FINAL_ANSWER, None)  # type: ignore[attr-defined]
+    return loaded
+
+
+def final_answers(reward: Reward, completions: Sequence[Any]) -> list[str | None] | None:
+    """Return the answer that each completion ends at, as the reward's file reads it; None where it does not say how.
+
+    A file says so with a function `final_answer(completion)`, which returns a text, the same one for equal answers, or
+    None for a completion without an answer. Majority votes are counted by it.
+
+    Raises:
+        RewardError: the function fails, or returns anything else.
+    """
+    final_answer = getattr(reward, FINAL_ANSWER, None)
+    if final_answer is None:
+        return None
+    answers = []
+    for completion in completions:
+        try:
+            answer = final_answer(completion_text(completion))
+        except Exception as error:
+            raise RewardError(
+                f"{_origin(final_answer)} raised {type(error).__name__}: {error}{_place(error)}"
+            ) from error
+        if not isinstance(answer, str | None):
+            raise RewardError(f"{_origin(final_answer)} returned {answer!r}; it must return a text or None")
+        answers.append(answer)
+    return answers
 
 
 def required_columns(reward: Reward) -> list[str]:
@@ -238,5 +269,8 @@ def _functions(module: ModuleType) -> list[str]:
     return [
         name
         for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+        and name != FINAL_ANSWER
     ]

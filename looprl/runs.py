@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -111,15 +112,49 @@ class RunFolder:
         Raises:
             ValueError: the name would lead out of the folder.
         """
-        if Path(name).name != name or name in ("", ".", ".."):
-            raise ValueError(f"{name!r} is not a plain file name")
-        target = self.path / "completions" / f"{name}.jsonl"
+        target = self.completions_path(name)
         write_atomically(target, "".join(map(_json_line, rows)))
         return target
 
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a JSON file of that name; NaN and infinities become null."""
+        write_atomically(self.path / name, json.dumps(_finite(plain(content)), indent=2) + "\n")
+
+    def append_completions(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines to `completions/NAME.jsonl`; ValueError as in `write_completions`."""
+        target = self.completions_path(name)
+        target.parent.mkdir(exist_ok=True)
+        with _open_utf8(target, "a") as file:
+            file.write("".join(map(_json_line, rows)))
+
+    def completions_path(self, name: str) -> Path:
+        """Return `completions/NAME.jsonl`; ValueError where the name would lead out of the folder."""
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise ValueError(f"{name!r} is not a plain file name")
+        return self.path / "completions" / f"{name}.jsonl"
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`; NaN and infinities become null."""
-        write_atomically(self.path / SUMMARY_FILE, json.dumps(_finite(plain(summary)), indent=2) + "\n")
+        self.write_json(SUMMARY_FILE, summary)
+
+    def read_completions(self, name: str) -> list[dict[str, Any]] | None:
+        """Return the rows of `completions/NAME.jsonl`; None where there is no such file."""
+        file = self.path / "completions" / f"{name}.jsonl"
+        if not file.is_file():
+            return None
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+
+    def rewind(self, step: int) -> None:
+        """Take back the metrics and completions of later steps, and the summary: a run resumed here makes them anew."""
+        metrics = self.path / METRICS_FILE
+        if metrics.is_file():
+            lines = [line for line in metrics.read_text(encoding="utf-8").split("\n") if line]
+            write_atomically(metrics, "".join(f"{line}\n" for line in lines if json.loads(line)["step"] <= step))
+        for file in self.path.glob("completions/step-*.jsonl"):
+            drawn_at = re.match(r"step-(\d+)", file.name)
+            if drawn_at and int(drawn_at[1]) >= step:
+                file.unlink()
+        (self.path / SUMMARY_FILE).unlink(missing_ok=True)
 
     def checkpoint_path(self, step: int) -> Path:
         """Return the folder for the checkpoint of a step, `checkpoints/step-N`; it is not made here."""

@@ -22,3 +22,8 @@ def _score(completion: str, answer: Any) -> float | None:
     if not re.fullmatch("[0-9]+", gold):
         return None
     return float(completion.partition(MARK)[2].strip() == gold)
+
+
+def final_answer(completion: str) -> str | None:
+    """Return what stands behind the first `####`, None where nothing does."""
+    return completion.partition(MARK)[2].strip() or None

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from looprl import cli, runs
-from looprl.errors import RecipeError
+from looprl.errors import RecipeError, Terminated
 
 
 @pytest.fixture
@@ -85,6 +85,27 @@ def test_interrupt_says_where_the_run_folder_is(fake_command, capsys, tmp_path, 
     fake_command(run)
     assert cli.main(["fake"]) == 130
     assert capsys.readouterr().err == f"looprl fake: interrupted; the run folder is {tmp_path / 'run'}\n"
+
+
+def test_being_told_to_end_is_one_message_with_the_code_of_sigterm(fake_command, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "_latest_run_folder", tmp_path)
+    fake_command(raising(Terminated("stopped by SIGTERM")))
+    assert cli.main(["fake"]) == 143
+    assert capsys.readouterr().err == f"looprl fake: stopped by SIGTERM; the run folder is {tmp_path}\n"
+
+
+def test_a_full_disk_is_one_message_and_other_faults_of_the_system_keep_their_traceback(fake_command, capsys):
+    def run(argv):
+        with open("/dev/full", "w") as file:
+            file.write("x")
+
+    fake_command(run)
+    assert cli.main(["fake"]) == 2
+    error = capsys.readouterr().err
+    assert "the disk is full" in error and "Traceback" not in error
+    fake_command(raising(PermissionError(13, "no")))
+    with pytest.raises(PermissionError):
+        cli.main(["fake"])
 
 
 def test_interrupt_before_there_is_a_run_folder_says_so(fake_command, capsys, monkeypatch):

@@ -10,7 +10,7 @@ from trl import GRPOConfig
 
 from looprl import recipe_file
 from looprl.errors import UserError
-from looprl.recipe import RecipeError, parse_recipe, recipe_name
+from looprl.recipe import RecipeError, parse_options, parse_recipe, recipe_name
 
 
 class Schedule(Enum):
@@ -368,3 +368,32 @@ def test_help_is_grouped_with_own_keys_first_and_a_short_usage(capsys):
 @dataclass
 class TrainKeysForHelp:
     level: str = field(default="info", metadata={"choices": ["info", "debug"], "help": "How much to print."})
+
+
+def test_options_of_a_command_without_a_recipe_come_after_its_subject():
+    given, options = parse_options(ModelKeys, ["a/b", "--num_loops", "3"], "looprl inspect", "MODEL", "About it.")
+    assert given == "a/b" and options == ModelKeys(num_loops=3)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "MODEL is missing: looprl inspect MODEL [--key value ...]"),
+        (["--num_loops", "3"], "MODEL is missing"),
+        (["a/b", "--num_lops", "3"], "unknown flag --num_lops; did you mean --num_loops?"),
+        (["a/b", "c/d"], "unexpected argument 'c/d': MODEL comes first, then the flags"),
+        (["a/b", "--num_loops", "x"], '--num_loops: expected a whole number, got "x"'),
+    ],
+)
+def test_bad_options_of_a_command_without_a_recipe_are_refused(argv, message):
+    with pytest.raises(RecipeError) as error:
+        parse_options(ModelKeys, argv, "looprl inspect", "MODEL", "About it.")
+    assert str(error.value).startswith(message)
+
+
+def test_help_of_a_command_without_a_recipe_names_its_subject(capsys):
+    with pytest.raises(SystemExit):
+        parse_options(ModelKeys, ["--help"], "looprl inspect", "MODEL", "About it.")
+    text = capsys.readouterr().out
+    assert text.startswith("usage: looprl inspect MODEL [--key value ...]\n") and "About it." in text
+    assert "RECIPE" not in text

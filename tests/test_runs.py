@@ -115,6 +115,29 @@ def test_resume_after_a_kill_in_mid_line_goes_on_with_whole_lines(finished_run, 
     assert [row["step"] for row in read_metrics(finished_run)] == [1, 2]
 
 
+def test_rewinding_leaves_what_was_written_up_to_the_step(finished_run):
+    folder = RunFolder.create(finished_run, resume=True)
+    folder.append_metrics({"step": 2, "text": "a\u2028b"})
+    folder.append_metrics({"step": 3})
+    folder.write_summary({"steps": 3})
+    for name in ("step-00001", "step-00001-1", "step-00002", "step-00002-1", "step-00010", "eval-before"):
+        folder.write_completions(name, [{"completion": name}])
+    folder.rewind(2)
+    assert read_metrics(finished_run) == [{"step": 1, "reward": 0.5}, {"step": 2, "text": "a\u2028b"}]
+    # a step's rollouts are named by the steps that were done when they were drawn
+    left = sorted(path.stem for path in (finished_run / "completions").iterdir())
+    assert left == ["eval-before", "step-00001", "step-00001-1"]
+    assert not (finished_run / "summary.json").exists()
+
+
+def test_completions_are_read_back(tmp_path):
+    folder = RunFolder.create(tmp_path)
+    rows = [{"completion": "a\u2028\n", "reward": None}, {"completion": "", "reward": 1.0}]
+    folder.write_completions("eval-before", rows)
+    assert folder.read_completions("eval-before") == rows
+    assert folder.read_completions("eval-after") is None
+
+
 def test_resume_of_nothing_is_an_error(tmp_path):
     with pytest.raises(UserError, match="nothing to resume"):
         RunFolder.create(tmp_path / "run", resume=True)

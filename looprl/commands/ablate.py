@@ -25,12 +25,12 @@ from rich.text import Text
 
 from looprl.child import run_command
 from looprl.errors import UserError
-from looprl.measure.ablation import compare_arms, is_finished, read_arm_run, run_folder
+from looprl.measure.ablation import ArmRow, compare_arms, is_finished, read_arm_run, run_folder
 from looprl.measure.ablation_report import write_ablation_report
 from looprl.measure.ablation_tables import cost_cells, quality_cells, transfer_cells
 from looprl.measure.summary import rate
 from looprl.recipe import parse_recipe, recipe_name
-from looprl.recipe_file import load_recipe
+from looprl.recipe_file import find_recipe, load_recipe
 from looprl.runs import CONFIG_FILE, METRICS_FILE, RunFolder, plain, write_atomically
 from looprl.training.ablation import AblationRecipe, Arm, resolve_arms
 
@@ -42,6 +42,8 @@ _SECONDS_FOR_LOCK = 15
 def run(argv: list[str]) -> int:
     """Check every arm, train what is not finished yet, and print and write the comparison."""
     name = recipe_name(argv) or "ablation"
+    if _names_training_recipe(argv):
+        argv, name = ["--recipe", *argv], f"ablation-{name}"
     (recipe,) = parse_recipe((AblationRecipe,), argv, "looprl ablate", defaults={"output_dir": f"runs/{name}"})
     arms = resolve_arms(recipe)
     console = Console()
@@ -54,6 +56,14 @@ def run(argv: list[str]) -> int:
     _say(console, f"ablation folder: {folder}")
     _say(console, f"report: {report}")
     return 0
+
+
+def _names_training_recipe(argv: list[str]) -> bool:
+    """Whether the first argument is what the arms share, not an ablation's recipe: the default arms then apply."""
+    if recipe_name(argv) is None:
+        return False
+    keys = load_recipe(find_recipe(argv[0]))
+    return "recipe" not in keys and "model" in keys
 
 
 @contextmanager
@@ -102,14 +112,15 @@ def _open(recipe: AblationRecipe, arms: Sequence[Arm]) -> Path:
 def _check_same(path: Path, arms: Sequence[Arm]) -> None:
     """Make sure that the finished runs in the folder were made with the settings that are asked for now.
 
-    More arms or seeds are no difference: the runs that are there stay what they are.
+    More arms or seeds are no difference: the runs that are there stay what they are. An arm without a finished run may
+    change, so that a mistake in it costs nothing.
     """
     config = path / CONFIG_FILE
     if not config.is_file() or load_recipe(config).get("command") != "ablate":
         raise UserError(f"{path} is not empty and not the folder of an ablation: give another --output_dir")
     for arm in arms:
         stored = path / arm.name / ARM_RECIPE
-        if stored.is_file():
+        if stored.is_file() and any(map(is_finished, stored.parent.glob("seed-*"))):
             before, now = load_recipe(stored), yaml.safe_load(_yaml(arm.settings))
             for key in sorted(before.keys() | now.keys()):
                 if before.get(key) != now.get(key):
@@ -166,7 +177,7 @@ def _steps_logged(target: Path) -> str:
     return f"{steps} steps" if steps else "starting"
 
 
-def _write(recipe: AblationRecipe, arms: Sequence[Arm], folder: Path) -> tuple[Any, Path]:
+def _write(recipe: AblationRecipe, arms: Sequence[Arm], folder: Path) -> tuple[list[ArmRow], Path]:
     rows = compare_arms(folder, [arm.name for arm in arms], recipe.seeds, recipe.baseline)
     compared = {**vars(recipe), "arms": {arm.name: arm.own for arm in arms}}
     return rows, write_ablation_report(folder, rows, len(arms) * len(recipe.seeds), compared)

@@ -88,7 +88,7 @@ def _measure_step(options: BenchOptions) -> StepBench:
         (TrainRecipe, LoopedGRPOConfig),
         [options.step_recipe, "--max_steps", str(options.step_count)],
         "looprl bench",
-        defaults={"output_dir": "runs/bench"},
+        defaults={"output_dir": "runs/bench", "save_strategy": "no"},
     )
     task = load_task(recipe, args.seed)
     if task.held_out is None:

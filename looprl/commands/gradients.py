@@ -28,27 +28,34 @@ def run(argv: list[str]) -> int:
     recipe, args = parse_recipe(
         (TrainRecipe, GradientsConfig), argv, "looprl gradients", defaults={"output_dir": f"runs/{name}"}
     )
+    if recipe.resume:
+        raise UserError("a comparison is not resumed: leave --resume out, and replace the earlier one with --overwrite")
     RunFolder.check(args.output_dir, overwrite=recipe.overwrite)
     settings = {"command": "gradients", **vars(recipe), **args.to_dict()}
     task = load_task(recipe, args.seed)
     model = load_model(task.model_path)
     console = Console()
     loops = list(dict.fromkeys(args.num_loops or [model.config.num_loops]))
+    folder: RunFolder | None = None
     rows: list[Row] = []
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("gradients", total=sum(len(cases(args.neumann_steps, R)) for R in loops))
+        bar = progress.add_task("", total=len(loops))
         for num_loops in loops:
+            progress.update(bar, description=f"R = {num_loops}: sampling")
             batch = _rollouts(model, task, args, num_loops)
-            compared = compare_gradients(model, batch, num_loops, args.neumann_steps, args.repeats, model.device.type)
-            for row in compared:
-                rows.append(row)
-                progress.advance(bar)
-    folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite)
-    folder.write_config(settings)
-    report = write_gradients_report(folder.path, rows, settings)
+            if folder is None:  # only now, so that what cannot start leaves the run that it would replace
+                folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite)
+                folder.write_config(settings)
+            count = len(cases(args.neumann_steps, num_loops))
+            progress.update(bar, description=f"R = {num_loops}: timing and comparing {count} gradients")
+            rows += compare_gradients(
+                model, batch, num_loops, args.neumann_steps, args.repeats, model.device.type, args.neumann_tolerance
+            )
+            report = write_gradients_report(folder.path, rows, settings)  # after each, so that Ctrl-C costs one
+            progress.advance(bar)
     for cells in gradients_cells(rows):
         console.print(cells.as_text())
-    print(f"\n{LEGEND}\n\nrun folder: {folder.path}\nreport: {report}")
+    print(f"\n{LEGEND}\n\nreport: {report}")
     return 0
 
 

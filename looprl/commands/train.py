@@ -1,6 +1,8 @@
-"""looprl train RECIPE: RL post-training, with pass@1 on held-out prompts before and after."""
+"""looprl train RECIPE: RL post-training, with pass@1 on held-out prompts before and after.
 
-import time
+`--resume` goes on with the run in `output_dir` from its last checkpoint, as if it had never stopped.
+"""
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from looprl.checkpoints import CheckpointStore, step_of
+from looprl.errors import Terminated, UserError
 from looprl.launch import launch
 from looprl.measure.evaluate import EvalSet, Evaluation
 from looprl.measure.report import write_report
@@ -21,6 +25,8 @@ from looprl.training.callbacks import MetricsToRunFolder, show_only_progress_lin
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.distributed import launched_processes
 from looprl.training.eval_every import EvalEvery, evaluate_now
+from looprl.training.faults import StopOnSigterm
+from looprl.training.resume import check_same_settings
 from looprl.training.trackers import check_trackers
 from looprl.training.train_recipe import TrainRecipe, load_task
 from looprl.training.trainer import LoopedGRPOTrainer
@@ -40,13 +46,21 @@ def run(argv: list[str]) -> int:
         return launch(["train", *argv], processes)
     recipe, args = parse_recipe(CONFIGS, argv, "looprl train", defaults)
     check_trackers(args.report_to)
-    RunFolder.check(args.output_dir, overwrite=recipe.overwrite)
+    asked = RunFolder.check(args.output_dir, overwrite=recipe.overwrite, resume=recipe.resume)
     resolved = {"command": "train", **vars(recipe), **args.to_dict()}
+    checkpoint = None
+    if recipe.resume and args.world_size > 1:
+        raise UserError("--resume goes on in one process only: several processes keep weights, nothing else")
+    if recipe.resume:
+        check_same_settings(asked.path, resolved)
+        checkpoint = CheckpointStore(asked.path / "checkpoints").newest_good()
     task = load_task(recipe, args.seed)
     model = load_model(task.model_path)
     console = Console(quiet=args.process_index > 0)
     engines = _engines(args.world_size // args.vllm_tensor_parallel_size)
     console.print(f"{recipe.model}: {parameter_count(model):,} parameters; starting {engines}")
+    for name, reason in model.left_as_they_are(args.make_estimator().loops_recorded).items():
+        console.print(Text(f"not trained: {name}: {reason}"))
     trainer = LoopedGRPOTrainer(
         model,
         task.rewards,
@@ -58,7 +72,10 @@ def run(argv: list[str]) -> int:
     # only now, so that a run which cannot start leaves the one that it would replace
     folder = RunFolder(Path(args.output_dir))
     if trainer.is_world_process_zero():
-        folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite)
+        folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite, resume=recipe.resume)
+        if recipe.resume:
+            folder.rewind(step_of(checkpoint) if checkpoint else 0)
+            console.print(f"resuming from {checkpoint}" if checkpoint else "no checkpoint yet: from the first step on")
         folder.write_config(resolved)
     trainer.on_completions = folder.write_completions
     trainer.add_callback(MetricsToRunFolder(folder))
@@ -66,8 +83,8 @@ def run(argv: list[str]) -> int:
         trainer.add_callback(EvalEvery(recipe.eval_every, trainer, task.held_out))
     show_only_progress_line(trainer)
     try:
-        summary, samples = _train(trainer, task.eval_sets, folder)
-    except KeyboardInterrupt:
+        summary, samples = _train(trainer, task.eval_sets, folder, checkpoint)
+    except (KeyboardInterrupt, Terminated):
         if trainer.is_world_process_zero():
             write_report(folder.path)
         raise
@@ -83,17 +100,21 @@ def _engines(count: int) -> str:
 
 
 def _train(
-    trainer: LoopedGRPOTrainer, eval_sets: Mapping[str, EvalSet], folder: RunFolder
+    trainer: LoopedGRPOTrainer, eval_sets: Mapping[str, EvalSet], folder: RunFolder, checkpoint: Path | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Evaluate, train, evaluate; leave the results in the run folder, and return the summary and samples.
+    """Evaluate, train (on from the checkpoint), evaluate; leave the results in the run folder.
 
-    The summary is written last: a run folder that has one is whole.
+    Returns the summary and samples. The summary is written last: a run folder that has one is whole.
+    Raises Terminated after SIGTERM.
     """
     before = _evaluate(trainer, eval_sets, folder, "before")
-    start = time.perf_counter()
-    trainer.train()
-    seconds = time.perf_counter() - start
-    trainer.save_model(str(folder.checkpoint_path(trainer.state.global_step)))
+    with StopOnSigterm(trainer.in_any_process) as stop:
+        trainer.add_callback(stop)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    seconds = trainer.seconds_trained
+    trainer.save_checkpoint(weights_only=trainer.args.save_strategy == "no" and not stop.requested)
+    if stop.requested:
+        raise Terminated(f"stopped by SIGTERM after step {trainer.state.global_step}; go on with --resume")
     after = _evaluate(trainer, eval_sets, folder, "after")
     summary = _pass_rates(before.get("eval"), after.get("eval"))
     if "transfer" in eval_sets:
@@ -120,7 +141,8 @@ def _evaluate(
 ) -> dict[str, Evaluation]:
     evaluations = {}
     for name, eval_set in eval_sets.items():
-        evaluations[name] = evaluate_now(trainer, eval_set)
+        rows = folder.read_completions(f"{name}-{when}") if when == "before" else None  # made before the run stopped
+        evaluations[name] = evaluate_now(trainer, eval_set) if rows is None else Evaluation.of(rows)
         if trainer.is_world_process_zero():
             folder.write_completions(f"{name}-{when}", evaluations[name].rows)
     trainer.meter.flush()  # these evaluations are no part of a step

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datasets import Dataset
 
 from looprl.data.errors import DatasetError
+from looprl.data.prompts import prompt_text
 
 
 def check_prompt_lengths(lengths: Sequence[int], max_prompt_tokens: int, dataset: str) -> None:
@@ -34,8 +35,9 @@ def check_disjoint(train: Dataset, evaluation: Dataset, name: str = "evaluation"
     Raises:
         DatasetError: says how many are and names the first pair of rows.
     """
-    training_rows = {prompt: row for row, prompt in reversed(list(enumerate(train["prompt"])))}
-    shared = [(row, prompt) for row, prompt in enumerate(evaluation["prompt"]) if prompt in training_rows]
+    training_rows = {prompt_text(prompt): row for row, prompt in reversed(list(enumerate(train["prompt"])))}
+    prompts = [prompt_text(prompt) for prompt in evaluation["prompt"]]
+    shared = [(row, prompt) for row, prompt in enumerate(prompts) if prompt in training_rows]
     if shared:
         row, prompt = shared[0]
         raise DatasetError(

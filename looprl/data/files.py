@@ -1,4 +1,4 @@
-"""Reading a local .jsonl, .json, .csv or .parquet file into a dataset: every row and every column of it."""
+"""Reading a local .jsonl, .json, .csv or .parquet file: every row and every column of it."""
 
 import csv
 import io
@@ -16,15 +16,14 @@ from looprl.data.errors import DatasetError
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
-def read_file(path: Path) -> Dataset:
-    """Read all rows of a file.
+def read_rows(path: Path) -> list[dict[str, Any]] | Dataset:
+    """Read all rows of a file; a .parquet file, whose columns have types, as a dataset.
 
     JSON may be one object per line or one list of objects, and a key that a row lacks becomes None. A CSV
     needs a header, and its values stay strings.
 
     Raises:
-        DatasetError: an unknown suffix, an unreadable file, a malformed row (with its line or number), or a
-            column whose values are of different types.
+        DatasetError: an unknown suffix, an unreadable file, or a malformed row (with its line or number).
     """
     suffix = path.suffix.lower()
     if suffix not in FILE_SUFFIXES:
@@ -37,8 +36,7 @@ def read_file(path: Path) -> Dataset:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise DatasetError(f"{path} cannot be read as a {suffix} file: {error}") from error
-    rows = _csv_rows(path, text) if suffix == ".csv" else _json_rows(path, text)
-    return rows_to_dataset(rows, str(path))
+    return _csv_rows(path, text) if suffix == ".csv" else _json_rows(path, text)
 
 
 def rows_to_dataset(rows: Sequence[dict[str, Any]], source: str) -> Dataset:

@@ -8,7 +8,8 @@ import datasets
 from datasets import Dataset
 
 from looprl.data.errors import DatasetError
-from looprl.data.files import FILE_SUFFIXES, read_file, rows_to_dataset
+from looprl.data.files import FILE_SUFFIXES, read_rows, rows_to_dataset
+from looprl.data.known import KNOWN, hub_options, recognise, with_prompts
 from looprl.data.tasks import BUILT_IN_TASKS, built_in_rows
 from looprl.rewards import KEYWORDS_OF_TRAINER
 from looprl.suggest import did_you_mean
@@ -24,17 +25,19 @@ def load_task_dataset(
     """Load a dataset for training or evaluation: its own columns, and a `prompt` for every row.
 
     `dataset` is looked up as a built-in task, then as a local .jsonl, .json, .csv or .parquet file, then as
-    a name on the Hugging Face hub. Without a `prompt` column, the prompt is `question` and a line break.
+    a name on the Hugging Face hub. Without a `prompt` column, the prompt is `question` or `problem` and a line break.
+    GSM8K, MATH-500 and MBPP+ are recognised by their columns, from wherever they come, and have prompts of their own:
+    the task option `template` is `plain` or `chat`.
     No row is left out, except that `size` takes the first rows of a file or hub dataset.
 
     `split`: `train` or `test` of a built-in task; a split of a hub dataset. A file is one split,
     whatever its name; `train[:90%]` and the like take a part of a file or hub dataset. `task_options`:
-    the knobs of a built-in task, or for a hub dataset more arguments of `datasets.load_dataset` (such as
-    `name`). `seed`: which problems a built-in task draws.
+    the knobs of a built-in task, `template`, or for a hub dataset more arguments of `datasets.load_dataset`
+    (such as `name`). `seed`: which problems a built-in task draws.
 
     Raises:
         DatasetError: nothing of that name, a bad split or option, no rows or fewer than `size`, no
-            `prompt` or `question` column, a row without a usable prompt, a column name that the trainer
+            `prompt`, `question` or `problem` column, a row without a usable prompt, a column name that the trainer
             uses itself.
     """
     if size is not None and size < 1:
@@ -43,18 +46,37 @@ def load_task_dataset(
     if dataset in BUILT_IN_TASKS:
         rows = rows_to_dataset(built_in_rows(dataset, split, options, size, seed), dataset)
     elif Path(dataset).is_file():
+        template = options.pop("template", None)
         if options:
             raise DatasetError(
                 f"{dataset}: a file has no task options, so {', '.join(options)} cannot apply; remove them"
             )
-        rows = _select(read_file(Path(dataset)), split, dataset)
+        rows = _select(_prepared(read_rows(Path(dataset)), template, dataset), split, dataset)
     else:
-        rows = _from_hub(dataset, split, options)
+        template = options.pop("template", None)
+        rows = _prepared(_from_hub(dataset, split, hub_options(dataset) | options), template, dataset)
     if size is not None:
         if size > len(rows):
             raise DatasetError(f"{dataset} ({split}): size is {size}, but there are only {len(rows)} rows")
         rows = rows.select(range(size))
     return _with_prompts(rows, f"{dataset} ({split})")
+
+
+def _prepared(rows: list[dict[str, Any]] | Dataset, template: str | None, source: str) -> Dataset:
+    if isinstance(rows, Dataset):
+        columns = rows.column_names
+    else:
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+    known = recognise(columns)
+    if known is not None and (template is not None or known.convert is not None):
+        return rows_to_dataset(with_prompts(list(rows), known, template, source), source)
+    if template is not None:
+        names = ", ".join(known.name for known in KNOWN)
+        raise DatasetError(
+            f"{source}: template {template!r} cannot apply: the columns {', '.join(columns)} are not those of {names}; "
+            "remove it, and give the prompts in a column 'prompt'"
+        )
+    return rows if isinstance(rows, Dataset) else rows_to_dataset(rows, source)
 
 
 def _select(rows: Dataset, split: str, source: str) -> Dataset:
@@ -94,21 +116,26 @@ def _with_prompts(rows: Dataset, source: str) -> Dataset:
         raise DatasetError(
             f"{source}: rename column {reserved[0]!r}; the trainer passes its own values under that name"
         )
-    text_column = next((name for name in ("prompt", "question") if name in columns), None)
+    text_column = next((name for name in ("prompt", "question", "problem") if name in columns), None)
     if text_column is None:
         raise DatasetError(
-            f"{source}: no column 'prompt', nor 'question' to make it from; the columns are "
+            f"{source}: no column 'prompt', nor 'question' or 'problem' to make it from; the columns are "
             f"{', '.join(columns)}. Rename the one that holds the prompt."
         )
-    texts = rows[text_column][:]
-    for row, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise DatasetError(
-                f"{source}: row {row} (counting from 0) has {type(text).__name__} in column {text_column!r}, "
-                "not a string"
-            )
-        if not text.strip():
-            raise DatasetError(f"{source}: row {row} (counting from 0) has an empty string in column {text_column!r}")
-    if text_column == "question":
-        rows = rows.add_column("prompt", [f"{text}\n" for text in texts])
+    for row, value in enumerate(rows[text_column][:]):
+        problem = _problem_of_prompt(value, f"in column {text_column!r}")
+        if problem:
+            raise DatasetError(f"{source}: row {row} (counting from 0) has {problem}")
+    if text_column != "prompt":
+        rows = rows.add_column("prompt", [f"{text}\n" for text in rows[text_column][:]])
     return rows
+
+
+def _problem_of_prompt(prompt: Any, where: str) -> str | None:
+    """What is wrong with a prompt, which is a text or a list of chat messages; None where nothing is."""
+    if isinstance(prompt, str):
+        return None if prompt.strip() else f"an empty string {where}"
+    if not isinstance(prompt, list):
+        return f"{type(prompt).__name__} {where}, not a string or a list of chat messages"
+    is_chat = prompt and all(isinstance(message, dict) and {"role", "content"} <= set(message) for message in prompt)
+    return None if is_chat else f"a list {where} that does not hold messages with role and content"

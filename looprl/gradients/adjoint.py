@@ -29,9 +29,9 @@ class AdjointSolution:
     """v, and what its series showed, a number for each of the B sequences.
 
     adjoint: v, shaped like g. steps: K, the products whose term is in v. remainder: the last term over v,
-    |(J^T)^K g| / |v|. growth: the last ratio of neighbouring terms, |(J^T)^k g| / |(J^T)^(k-1) g|, which tends to the
-    spectral radius of J; NaN without a product. grew: whether any term was larger than the one before. A sequence
-    whose g is zero has 0 steps, remainder 0 and growth NaN.
+    |(J^T)^K g| / |v|. growth: the last ratio of neighbouring terms, |(J^T)^k g| / |(J^T)^(k-1) g|, an estimate of J's
+    spectral radius that is low after few products; NaN without a product. grew: whether any term was larger than the
+    one before. A sequence whose g is zero has 0 steps, remainder 0 and growth NaN.
     """
 
     adjoint: Tensor
@@ -40,16 +40,22 @@ class AdjointSolution:
     growth: Tensor
     grew: Tensor
 
+    @property
+    def solved(self) -> Tensor:
+        """Which sequences have a g to solve for, bool [B]."""
+        return self.adjoint.flatten(1).ne(0).any(dim=1)
+
 
 @dataclass(frozen=True)
 class AdjointSolver:
     """How v is computed from g: `solver(g, product)`.
 
     steps: K, or `auto`: each sequence goes on until the terms to come, judged by the last two, are at most `tolerance`
-    times v, and for `most_steps` products at most. Where a term is larger than the one before by a factor rho > 1, the
-    series diverges: `auto` divides that term and all later ones by rho^2, so that they shrink as fast as they would
-    have grown, and ends at once where rho reaches `CATASTROPHIC_GROWTH`. (Full BPTT of a core that does not contract
-    still has R terms, and leaving all of them out at the first growth was measured to be the worse gradient.)
+    times v, and for `most_steps` products at most. A term larger than the one before, by a factor rho > 1, is the sign
+    of a core that does not contract (a non-normal J can grow for a while and contract all the same): `auto` divides
+    that term and all later ones by rho^2, so that they shrink as fast as they would have grown, and ends at once where
+    rho reaches `CATASTROPHIC_GROWTH`. Full BPTT of a core that does not contract still has R terms, so leaving all of
+    them out at the first growth would be the worse gradient.
     method: `neumann` sums the terms; `least_squares` weights them for the least residual |(I - J^T) v - g| and smooths
     once, v <- g + J^T v, which takes no further product. Raises ValueError on values that mean nothing.
     """
@@ -83,9 +89,9 @@ class AdjointSolver:
             term = transposed_jacobian(terms[-1])
             last, norm = norm, _norms(term)
             growth = torch.where(active, norm / last, growth)
-            grew |= active & ~(growth < 1)  # NaN too
+            grew |= active & (last > 0) & ~(growth < 1)  # NaN too
             if auto:
-                active = active & (growth < CATASTROPHIC_GROWTH)
+                active = active & (last > 0) & (growth < CATASTROPHIC_GROWTH)
                 term = torch.where(_per_sequence(active, term), term, 0)
                 weight = torch.where(active, weight / growth.clamp_min(1).square(), 0)
             adjoint = adjoint + _per_sequence(weight.to(term.dtype), term) * term if auto else adjoint + term

@@ -1,18 +1,15 @@
 """What an ablation leaves behind: `ablation.json`, its figures as PNG files, and all of it in `report.html`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from looprl.measure.ablation import ArmRow
 from looprl.measure.ablation_figures import differences, learning_curves, seconds_by_phase
 from looprl.measure.ablation_tables import cost_cells, quality_cells, run_cells, transfer_cells
-from looprl.measure.page import figure, notes, page, section, shown
+from looprl.measure.page import configuration, figure, notes, page, section, shown
 from looprl.measure.report import REPORT_FILE
-from looprl.runs import plain, write_atomically
+from looprl.runs import RunFolder, write_atomically
 
 ROWS_FILE = "ablation.json"
 
@@ -22,7 +19,7 @@ def write_ablation_report(folder: Path, rows: Sequence[ArmRow], num_runs: int, s
 
     num_runs: how many runs the ablation has in all; `rows` hold those that are finished. settings: what was compared.
     """
-    write_atomically(folder / ROWS_FILE, json.dumps(plain(list(rows)), indent=1) + "\n")
+    RunFolder(folder).write_json(ROWS_FILE, list(rows))
     figures = {
         "pass_at_1.png": learning_curves(rows, "pass_rates", "pass@1 (share of prompts)"),
         "differences.png": differences(rows),
@@ -68,7 +65,7 @@ def write_ablation_report(folder: Path, rows: Sequence[ArmRow], num_runs: int, s
             ),
         ),
         section("Every run", run_cells(rows).as_html()),
-        section("Configuration", f'<pre class="config">{shown(_yaml(settings), None)}</pre>'),
+        configuration(settings),
     ]
     target = folder / REPORT_FILE
     write_atomically(target, page(f"looprl ablation {folder.resolve().name}", sections))
@@ -81,7 +78,3 @@ _READING = (
     "median over a run's steps, the first left out; scoring counts every forward pass that scores, so also that of "
     "old log-probs where an arm needs one.</p>"
 )
-
-
-def _yaml(settings: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True)

@@ -7,7 +7,7 @@ from typing import get_args
 
 import torch
 
-from looprl.gradients import NeumannSteps
+from looprl.gradients import AdjointSolver, NeumannSteps
 from looprl.gradients.estimator import ReplayFrom
 from looprl.measure.estimator_rows import Case, Row
 from looprl.measure.policy_gradient import Gradients, PolicyBatch, by_part, cosines, norm, policy_gradient
@@ -15,11 +15,13 @@ from looprl.measure.timing import interleaved_seconds, peak_bytes
 from looprl.models.contract import LoopedForCausalLM
 
 
-def cases(neumann_steps: Sequence[NeumannSteps], num_loops: int) -> list[Case]:
+def cases(
+    neumann_steps: Sequence[NeumannSteps], num_loops: int, tolerance: float = AdjointSolver.tolerance
+) -> list[Case]:
     """Full BPTT first, then truncated BPTT at b = K + 1 < R, then each `recompute` with its `reuse` after it.
 
-    The solver of least residual stands beside the plain series for penultimate `reuse`, where K is a number above 0.
-    ValueError on steps that mean nothing.
+    The solver of least residual stands beside the plain series for penultimate `reuse`, where K is not 0. tolerance: of
+    `auto`. ValueError on steps that mean nothing.
     """
     listed = [Case.preset("full"), Case.preset("full_checkpointed")]
     recorded = sorted({steps + 1 for steps in neumann_steps if not isinstance(steps, str)})
@@ -27,11 +29,10 @@ def cases(neumann_steps: Sequence[NeumannSteps], num_loops: int) -> list[Case]:
     for replay_from in get_args(ReplayFrom):
         for steps in neumann_steps:
             for method in ("neumann", "least_squares"):
-                if method == "least_squares" and (replay_from == "endpoint" or steps in (0, "auto")):
+                if method == "least_squares" and (replay_from == "endpoint" or steps == 0):
                     continue
-                listed += [
-                    Case.preset(name, steps, replay_from, adjoint_solver=method) for name in ("recompute", "reuse")
-                ]
+                settings = dict(adjoint_solver=method, neumann_tolerance=tolerance)
+                listed += [Case.preset(name, steps, replay_from, **settings) for name in ("recompute", "reuse")]
     return listed
 
 
@@ -53,6 +54,7 @@ def compare_gradients(
     neumann_steps: Sequence[NeumannSteps],
     repeats: int,
     device: str,
+    tolerance: float = AdjointSolver.tolerance,
 ) -> Iterator[Row]:
     """Rows of `Case.row`, and `products` (mean over the sequences), `cosine_to_full`, `cosine_to_recompute` (each by
     part, and `all`), `norm_ratio`, `logprob_gap_mean` and `logprob_gap_max` against the sampler.
@@ -60,7 +62,7 @@ def compare_gradients(
     `cosine_to_recompute` compares `reuse` with the `recompute` of the same start, K and solver; it is None elsewhere.
     ValueError when the batch's states do not belong to it.
     """
-    listed = cases(neumann_steps, num_loops)
+    listed = cases(list(dict.fromkeys(neumann_steps)), num_loops, tolerance)
     calls = {
         str(index): partial(policy_gradient, model, batch, case.estimator, num_loops)
         for index, case in enumerate(listed)
@@ -80,10 +82,10 @@ def compare_gradients(
         solved = computed.solution
         yield {
             **case.row(shape, num_loops, seconds[str(index)], seconds["0"], peak_bytes(calls[str(index)], device)),
-            "products": 0.0 if solved is None else float(solved.steps[solved.remainder > 0].mean()),
+            "products": 0.0 if solved is None else float(solved.steps[solved.solved].mean()),
             "cosine_to_full": cosines(gradients, full, parts),
             "cosine_to_recompute": cosines(gradients, recomputed, parts) if case.name == "reuse" else None,
-            "norm_ratio": norm(gradients) / norm(full),
+            "norm_ratio": norm(gradients) / full_norm if (full_norm := norm(full)) else None,
             "logprob_gap_mean": float(gaps.mean()),
             "logprob_gap_max": float(gaps.max()),
         }

@@ -1,4 +1,4 @@
-"""pass@1: one sampled completion per held-out prompt, judged by the task's reward."""
+"""Completions of held-out prompts, judged by the task's reward, and pass@1: one completion per prompt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,9 +35,24 @@ class Evaluation:
 
     @classmethod
     def of(cls, rows: list[dict[str, Any]]) -> "Evaluation":
-        """rows: each with its `reward`, None where the completion could not be judged."""
+        """The evaluation that these rows, each with its `reward`, amount to."""
         judged = [row["reward"] for row in rows if row["reward"] is not None]
         return cls(sum(value == 1 for value in judged) / len(judged) if judged else None, len(judged), rows)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A completion, its reward (None: cannot be judged), its length in tokens, and whether it was cut off there."""
+
+    completion: str
+    reward: float | None
+    tokens: int
+    truncated: bool
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the reward is 1; None where the completion cannot be judged."""
+        return None if self.reward is None else self.reward == 1
 
 
 def evaluate(
@@ -48,10 +63,30 @@ def evaluate(
     sampling: Sampling,
     seed: int,
 ) -> Evaluation:
-    """Sample one completion per prompt from the engine's present weights and judge it.
+    """Sample one completion per prompt from the engine's present weights and judge it, as `sample_and_judge` does.
 
-    dataset: a `prompt` column and the columns that the reward asks for. Completions that the reward cannot judge
-    (None) do not count in n. The same engine weights, prompts and seed give the same result.
+    Completions that the reward cannot judge (None) do not count in n.
+    """
+    samples = sample_and_judge(engine, tokenizer, dataset, reward, sampling, seed)
+    rows = [
+        {**row, "completion": sample.completion, "reward": sample.reward}
+        for row, sample in zip(dataset, samples, strict=True)
+    ]
+    return Evaluation.of(rows)
+
+
+def sample_and_judge(
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: Dataset,
+    reward: Callable[..., list[float | None]],
+    sampling: Sampling,
+    seed: int,
+) -> list[Judged]:
+    """One completion for each row of the dataset, in order.
+
+    dataset: a `prompt` column and the columns that the reward asks for. The same engine weights, prompts and seed give
+    the same result.
     """
     engine.reset_prefix_cache()
     records = engine.generate(prompt_token_ids(dataset["prompt"][:], tokenizer), sampling, seed)
@@ -62,12 +97,10 @@ def evaluate(
     rewards = reward(
         prompts=dataset["prompt"][:], completions=completions, completion_ids=token_ids, **columns, **from_trainer
     )
-    return Evaluation.of(
-        [
-            {**row, "completion": completion, "reward": value}
-            for row, completion, value in zip(dataset, completions, rewards, strict=True)
-        ]
-    )
+    return [
+        Judged(completion, value, len(record.completion_ids), record.finish_reason == "length")
+        for completion, value, record in zip(completions, rewards, records, strict=True)
+    ]
 
 
 def _ignore(name: str, value: Any) -> None:

@@ -17,6 +17,7 @@ Arguments = ParamSpec("Arguments")
 
 WIDTH = 7.4  # inches, the text of a printed page
 STEP_LABEL = "optimizer step"
+SMALLEST_SHORTFALL = 1e-9  # of 1 - cosine, about what fp32 gradients can tell apart
 _PHASES = ("rollout", "reward", "scoring", "backward", "optimizer", "sync", "evaluation", "control")
 _FILLS = ("0.55", "1.0", "0.8", "0.35", "1.0", "0.9", "0.7", "1.0", "0.95")
 _HATCHES = ("", "////", "....", "", "xxxx", "\\\\\\\\", "----", "oo", "++")

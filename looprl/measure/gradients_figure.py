@@ -8,11 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from looprl.measure.estimator_rows import Row
-from looprl.measure.figures import drawn_as_png, new_figure
-from looprl.measure.plots import SMALLEST_SHORTFALL
+from looprl.measure.figures import SMALLEST_SHORTFALL, drawn_as_png, new_figure
 
 _MARKERS = "osD^vPX"
-_GREYS = ("black", "0.45", "0.65")
+_GREYS = ("0.0", "0.35", "0.5", "0.6", "0.7")
 
 
 @drawn_as_png
@@ -26,7 +25,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure, (fidelity, cost) = new_figure(2, height=3.4)
     for index, num_loops in enumerate(dict.fromkeys(row["num_loops"] for row in rows)):
         at = [row for row in rows if row["num_loops"] == num_loops]
-        style = dict(color=_GREYS[index % 3], marker=_MARKERS[index % 7], markersize=4, linewidth=1.2)
+        style = dict(color=_GREYS[index % 5], marker=_MARKERS[index % 7], markersize=4, linewidth=1.2)
         _line(fidelity, _reuse(at, "penultimate"), _distance, f"reuse, R = {num_loops}", style)
         _line(fidelity, _reuse(at, "endpoint"), _distance, f"endpoint, R = {num_loops}", {**style, "linestyle": ":"})
         squares = _reuse(at, "penultimate", "least_squares")
@@ -65,4 +64,5 @@ def _line(axes: Axes, rows: Sequence[Row], value: Callable[[Row], float], label:
         axes.plot([row["neumann_steps"] for row in fixed], [value(row) for row in fixed], label=label, **style)
     for row in rows:
         if row["neumann_steps"] == "auto":
-            axes.plot(row["products"], value(row), color=style["color"], marker="*", markersize=11, linestyle="none")
+            star = {"color": style["color"], "marker": "*", "markersize": 11, "linestyle": "none"}
+            axes.plot(row["products"], value(row), label=None if fixed else f"{label}, auto", **star)

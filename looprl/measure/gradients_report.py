@@ -1,18 +1,15 @@
 """What `looprl gradients` leaves behind: `gradients.json`, `gradients.png`, and both in `report.html`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from looprl.measure.cells import Cells
 from looprl.measure.estimator_rows import Row, estimator_name
 from looprl.measure.gradients_figure import gradients_figure
-from looprl.measure.page import figure, page, section, shown
+from looprl.measure.page import configuration, figure, page, section, shown
 from looprl.measure.report import REPORT_FILE
-from looprl.runs import plain, write_atomically
+from looprl.runs import RunFolder, write_atomically
 
 LEGEND = """\
 cosine, core    to full BPTT: of the whole gradient, of the core's parameters
@@ -27,7 +24,7 @@ LS, K=auto n    least-squares coefficients; each sequence its own K, n on averag
 
 def write_gradients_report(folder: Path, rows: Sequence[Row], settings: Mapping[str, Any]) -> Path:
     """Write the rows of `compare_gradients`, their figure and the report, and return the report's path."""
-    write_atomically(folder / "gradients.json", json.dumps(plain(list(rows)), indent=1) + "\n")
+    RunFolder(folder).write_json("gradients.json", list(rows))
     png = gradients_figure(rows)
     assert png is not None
     (folder / "gradients.png").write_bytes(png)
@@ -37,7 +34,7 @@ def write_gradients_report(folder: Path, rows: Sequence[Row], settings: Mapping[
     sections = [
         section("Fidelity and cost", figure(png, f"Cosines to full BPTT. {closest}", caption)),
         section("Every estimator", "".join(cells.as_html() for cells in tables) + f"<pre>{shown(LEGEND)}</pre>"),
-        section("Configuration", f'<pre class="config">{shown(_yaml(settings), None)}</pre>'),
+        configuration(settings),
     ]
     target = folder / REPORT_FILE
     write_atomically(target, page(f"looprl gradients {folder.resolve().name}", sections))
@@ -68,7 +65,7 @@ def _cells(rows: Sequence[Row]) -> Cells:
                     _cosine(row["cosine_to_full"].get("core"), 5),
                     _shortfall(row["cosine_to_recompute"]["all"]) if reuse else "",
                     _shortfall(recomputed["cosine_to_full"]["all"]) if reuse else "",
-                    f"{row['norm_ratio']:.3f}",
+                    "-" if row["norm_ratio"] is None else f"{row['norm_ratio']:.3f}",
                     f"{row['logprob_gap_max']:.0e}",
                     f"{row['speedup_vs_full']:.2f}",
                     f"{row['peak_bytes'] / 2**20:.0f}",
@@ -86,7 +83,3 @@ def _cosine(value: float | None, decimals: int) -> str:
 
 def _shortfall(cosine: float | None) -> str:
     return "-" if cosine is None else f"{max(1 - cosine, 0):.0e}"
-
-
-def _yaml(settings: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True)

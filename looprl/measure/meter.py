@@ -53,6 +53,18 @@ class StepMeter:
     def maximum(self, name: str, value: float) -> None:
         self._maxima[name] = max(value, self._maxima.get(name, value))
 
+    def state(self) -> dict[str, dict]:
+        """Everything since the last flush, for `restore`."""
+        means = {name: list(pair) for name, pair in self._means.items()}
+        return {"sums": dict(self._sums), "means": means, "maxima": dict(self._maxima)}
+
+    def restore(self, state: dict[str, dict]) -> None:
+        """Continue from what `state` gave."""
+        self.__init__()  # type: ignore[misc]
+        self._sums.update(state["sums"])
+        self._means.update(state["means"])
+        self._maxima.update(state["maxima"])
+
     def flush(self, gather: Callable[[list[Any]], list[Any]] = list) -> dict[str, float]:
         """Everything since the last flush, and start anew.
 

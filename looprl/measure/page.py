@@ -7,8 +7,12 @@ comes in as HTML; what is not ours, such as sampled text, goes through `shown` f
 import base64
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import yaml
+
+from looprl.runs import plain
 
 MOST_CHARACTERS = 2000
 STYLE = """
@@ -61,6 +65,12 @@ def page(title: str, sections: Iterable[str]) -> str:
 def section(heading: str, content: str) -> str:
     """A part of the page under a heading."""
     return f"<section>\n<h2>{heading}</h2>\n{content}\n</section>"
+
+
+def configuration(settings: Mapping[str, Any]) -> str:
+    """The part of the page that holds the settings, as YAML."""
+    text = yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True)
+    return section("Configuration", f'<pre class="config">{shown(text, None)}</pre>')
 
 
 def notes(texts: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """Statistics over seeds: mean and standard deviation, and paired differences with their 95 % interval."""
 
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]
     return Difference(spread.mean, (spread.mean - half, spread.mean + half), spread.n)
 
 
+@functools.cache
 def t_bound(degrees: int, level: float = 0.95) -> float:
     """The t such that a Student-t variable with so many degrees of freedom lies within -t..t with this probability.
 

@@ -11,13 +11,21 @@ from typing import Any, TypeGuard
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from looprl.measure.figures import drawn_as_png, label_steps, line, new_figure, ordered_phases, phase_legend, phase_look
+from looprl.measure.figures import (
+    SMALLEST_SHORTFALL,
+    drawn_as_png,
+    label_steps,
+    line,
+    new_figure,
+    ordered_phases,
+    phase_legend,
+    phase_look,
+)
 
 Rows = Sequence[Mapping[str, Any]]
 
 _TIME_PREFIX = "time/"
 _MEAN_OVER = 10
-SMALLEST_SHORTFALL = 1e-9  # of 1 - cosine, about what fp32 gradients can tell apart
 
 
 @dataclass(frozen=True)
@@ -27,14 +35,6 @@ class Rate:
     step: int
     value: float
     interval: tuple[float, float] | None
-
-
-def wilson_interval(rate: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share of n independent trials (Wilson, 1927)."""
-    z = 1.959964
-    centre, scale = rate + z * z / (2 * n), 1 + z * z / n
-    half = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    return max((centre - half) / scale, 0.0), min((centre + half) / scale, 1.0)
 
 
 def series(rows: Rows, key: str) -> tuple[list[int], list[float]]:
@@ -143,7 +143,7 @@ def control(rows: Rows) -> Figure | None:
     if not any(steps for *_, steps, _ in shown):
         return None
     terms = [
-        ("replay/spectral_radius", "last ratio of terms", "-", "o"),
+        ("replay/spectral_estimate", "last ratio of terms", "-", "o"),
         ("replay/neumann_remainder", "last term / adjoint", ":", "^"),
     ]
     has_series = any(series(rows, key)[0] for key, *_ in terms)

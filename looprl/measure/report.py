@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from looprl.measure import plots
-from looprl.measure.page import figure, inline, notes, number_table, page, section, shown, text
-from looprl.measure.plots import Rate, series, wilson_interval
+from looprl.measure.page import configuration, figure, inline, notes, number_table, page, section, shown, text
+from looprl.measure.pass_at_k import wilson_interval
+from looprl.measure.plots import Rate, series
 from looprl.measure.policy_gradient import SAFE_COSINE
 from looprl.measure.run_files import RunFiles, read_run
 from looprl.measure.summary import phase_seconds
@@ -38,6 +37,7 @@ def _page(run: RunFiles) -> str:
     steps = [row["step"] for row in run.metrics if isinstance(row.get("step"), int)]
     before = _rate(run.summary.get("pass_at_1_before"), run.before, run.summary.get("n"), 0)
     after = _rate(run.summary.get("pass_at_1_after"), run.after, run.summary.get("n"), max(steps, default=0))
+    settings = {key: value for key, value in run.config.items() if key != "versions"}
     sections = [
         _duration(run, steps),
         notes(run.notes),
@@ -49,7 +49,7 @@ def _page(run: RunFiles) -> str:
         _control(run),
         section("Completion length", _lengths(run)),
         section("Completions before and after", _completions(run)),
-        section("Configuration", _configuration(run.config)),
+        configuration(settings) if settings else section("Configuration", "<p>Not known.</p>"),
         section("Versions", _versions(run.config)),
     ]
     return page(f"looprl run {run.name}", sections)
@@ -193,13 +193,6 @@ def _sample(row: Mapping[str, Any]) -> str:
     reward = row.get("reward")
     verdict = "not judged" if reward is None else f"reward {shown(inline(reward))}"
     return f'{text(row.get("completion"))}<span class="verdict">{verdict}</span>'
-
-
-def _configuration(config: Mapping[str, Any]) -> str:
-    settings = {key: value for key, value in config.items() if key != "versions"}
-    if not settings:
-        return "<p>Not known.</p>"
-    return f'<pre class="config">{shown(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), None)}</pre>'
 
 
 def _versions(config: Mapping[str, Any]) -> str:

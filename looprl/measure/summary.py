@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from looprl.data.prompts import prompt_text
+
 SAMPLES_SHOWN = 3
 _MOST_CHARACTERS = 600
 _TIME_PREFIX = "time/"
@@ -66,7 +68,7 @@ def print_summary(
         console.print(time_table(metrics_rows))
     for number, sample in enumerate(samples[:SAMPLES_SHOWN], start=1):
         console.print()
-        console.print(_text(f"sample {number}: {sample['prompt'].strip()}"))
+        console.print(_text(f"sample {number}: {prompt_text(sample['prompt']).strip()}"))
         if sample.get("answer") is not None:
             console.print(_text(f"answer: {sample['answer']}"))
         console.print(_side_by_side(sample["before"], sample["after"]))

@@ -87,6 +87,11 @@ class LoopLMConfig(PretrainedConfig):
         return self.num_prelude_layers + self.num_core_layers + self.num_coda_layers
 
     @property
+    def num_embeddings(self) -> int:
+        """Rows of the embedding and the head."""
+        return self.vocab_size
+
+    @property
     def embedding_scale(self) -> float:
         """Tied embeddings are initialised for the head and scaled up for the input."""
         return self.hidden_size**0.5 if self.tie_word_embeddings else 1.0

@@ -9,16 +9,18 @@
 A family is one module that subclasses `LoopedModel` (the base model) and `LoopedForCausalLM`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
-from looprl.models.kv_bank import KVBank
+from looprl.models.attention import masked_attention
+from looprl.models.kv_bank import KVBank, make_kv_bank
+from looprl.models.positions import positions_and_mask
 
 Part = Literal["prelude", "injection", "core", "coda", "head"]
 
@@ -27,13 +29,21 @@ class LoopContext(NamedTuple):
     """What attention needs besides the hidden states; passed to `core` positionally, as ZeRO-3 asks.
 
     cos, sin: [B, T, head_dim] rotary factors. mask: bool [B, 1, T, S], True where a query may read a key,
-    or None for plain causal attention. bank: the K/V bank of cached decoding, or None.
+    or None for plain causal attention. bank: the K/V bank of cached decoding, or None. token_values: what some
+    families add to the values of a layer, by token: [tables, B, T, kv_heads * head_dim].
     """
 
     cos: Tensor
     sin: Tensor
     mask: Tensor | None
     bank: KVBank | None = None
+    token_values: Tensor | None = None
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
+        """Attention of physical layer `layer`: see `KVBank.attend`."""
+        if self.bank is None:
+            return masked_attention(queries, keys, values, self.mask)
+        return self.bank.attend(queries, keys, values, layer, self.mask)
 
 
 class Core(nn.Module):
@@ -91,13 +101,42 @@ class LoopedCausalLMOutput(ModelOutput):
     past_key_values: Cache | None = None
 
 
+@dataclass(frozen=True)
+class Family:
+    """What `looprl models` says of a family. An empty reason means yes; otherwise it says why not.
+
+    title, loop: in words. examples: hub names. no_reuse, no_terminal_kv, no_per_loop_kv, no_exit_gate: reasons.
+    untrained: parameters (how their names begin) that RL leaves as they are, and why; unreplayed: those that only an
+    estimator which records every loop reaches.
+    """
+
+    title: str
+    examples: tuple[str, ...]
+    loop: str
+    no_reuse: str = ""
+    no_terminal_kv: str = ""
+    no_per_loop_kv: str = ""
+    no_exit_gate: str = "the model has none"
+    untrained: Mapping[str, str] = field(default_factory=dict)
+    unreplayed: Mapping[str, str] = field(default_factory=dict)
+
+
 class LoopedModel(PreTrainedModel):
     """Base model: embedding, prelude, core, coda and final norm. See the module's docstring for the parts."""
 
     core: Core
 
     def context(self, input_ids: Tensor, attention_mask: Tensor | None, cache: Cache | None = None) -> LoopContext:
-        """Rotary factors and mask for `input_ids` [B, T]; `attention_mask` [B, past + T], 0 for padding."""
+        """What attention needs for `input_ids` [B, T]; `attention_mask` [B, past + T], 0 for padding."""
+        past = 0 if cache is None else cache.get_seq_length()
+        positions, mask = positions_and_mask(input_ids, attention_mask, past)
+        bank = None
+        if cache is not None:
+            bank = make_kv_bank(self.config.kv_policy, cache, self.config.num_hidden_layers)
+        return self.context_at(input_ids, positions, mask, bank)
+
+    def context_at(self, input_ids: Tensor, positions: Tensor, mask: Tensor | None, bank: KVBank | None) -> LoopContext:
+        """The context of tokens `input_ids` at `positions`, both [B, T]; the rollout engine gives its own bank."""
         raise NotImplementedError
 
     def prelude(
@@ -156,8 +195,35 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "model"
     model: LoopedModel
     lm_head: nn.Linear
+    MODEL: ClassVar[type[LoopedModel]]
+    FAMILY: ClassVar[Family]
     # how the names of a part's parameters begin; of several that fit, the longest counts
     PARTS: ClassVar[dict[str, Part]]
+    # how published tensor names begin -> how they begin here; saving writes the published ones
+    RENAMES: ClassVar[dict[str, str]] = {}
+    # what wrappers put before published tensor names
+    STRIPPED: ClassVar[tuple[str, ...]] = ()
+    # published tensors that are computed instead
+    RECOMPUTED: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: PretrainedConfig):
+        super().__init__(config)
+        self.model = self.MODEL(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.num_embeddings, bias=False)
+        self.post_init()
+
+    @classmethod
+    def read_config(cls, settings: Mapping[str, Any], tensor_names: Iterable[str]) -> PretrainedConfig:
+        """The configuration in a `config.json` beside tensors of these (published) names. ValueError if impossible."""
+        return cls.config_class.from_dict(dict(settings))
+
+    @classmethod
+    def published_name(cls, own: str) -> str:
+        """The published name of a tensor here."""
+        for published, here in cls.RENAMES.items():
+            if own.startswith(here):
+                return published + own.removeprefix(here)
+        return own
 
     def parameters_by_part(self) -> dict[str, list[str]]:
         """Names of the trainable parameters of each part that has any; a tied embedding counts as the head."""
@@ -169,6 +235,16 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
                 is_head = tied and parameter is self.lm_head.weight
                 names["head" if is_head else self.PARTS[prefix]].append(name)
         return {part: of_part for part, of_part in names.items() if of_part}
+
+    def left_as_they_are(self, loops_recorded: int | None) -> dict[str, str]:
+        """Trainable parameters that RL does not move, and why, when so many loops are recorded (None: all of them)."""
+        reasons = dict(self.FAMILY.untrained) | ({} if loops_recorded is None else dict(self.FAMILY.unreplayed))
+        return {
+            name: reason
+            for name, parameter in self.named_parameters()
+            for prefix, reason in reasons.items()
+            if name.startswith(prefix) and parameter.requires_grad and parameter is not self.lm_head.weight
+        }
 
     def forward(
         self,
@@ -182,7 +258,11 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> LoopedCausalLMOutput:
-        """As `LoopedModel.forward`, then the head on the last `logits_to_keep` positions (0: on all)."""
+        """As `LoopedModel.forward`, then the head on the last `logits_to_keep` positions (0: on all).
+
+        A vocabulary may be padded. With `logits_to_keep` the columns beyond `vocab_size` are -inf, as such logits are
+        for sampling or for scoring what was sampled; without it they are the checkpoint's own.
+        """
         output = self.model(
             input_ids,
             attention_mask,
@@ -192,7 +272,12 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             use_cache=use_cache,
         )
-        hidden = output.last_hidden_state[:, -logits_to_keep:]
-        return LoopedCausalLMOutput(
-            logits=self.lm_head(hidden), state=output.state, past_key_values=output.past_key_values
-        )
+        logits = self.read_out(output.last_hidden_state[:, -logits_to_keep:])
+        if logits_to_keep and logits.shape[-1] > self.config.vocab_size:
+            padding = torch.arange(logits.shape[-1], device=logits.device) >= self.config.vocab_size
+            logits = logits.masked_fill(padding, float("-inf"))
+        return LoopedCausalLMOutput(logits=logits, state=output.state, past_key_values=output.past_key_values)
+
+    def read_out(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states that `coda` returned."""
+        return self.lm_head(hidden)

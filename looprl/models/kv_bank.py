@@ -1,7 +1,7 @@
 """K/V banks of cached decoding: at which loop an earlier token is read.
 
 A bank lives for one forward pass over a chunk of tokens, on a transformers cache that outlives it. A layer of the
-core calls `update` once in every loop.
+core calls `attend` once in every loop.
 """
 
 from collections import Counter
@@ -11,16 +11,32 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
+from looprl.models.attention import masked_attention
+
 
 class KVBank(Protocol):
-    """What attention asks of a bank."""
+    """What a layer asks of a bank."""
 
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Store this chunk's keys and values [B, heads, T, head_dim]; return those of all tokens so far."""
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, layer: int, mask: Tensor | None) -> Tensor:
+        """Store this chunk's keys and values [B, kv_heads, T, head_dim] and read those of all tokens so far.
+
+        queries: [B, heads, T, head_dim]; mask as for `masked_attention`. Returns [B, T, heads * head_dim].
+        """
         ...
 
 
-class TerminalKVBank:
+class CacheBank:
+    """A bank on a transformers cache."""
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, layer: int, mask: Tensor | None) -> Tensor:
+        return masked_attention(queries, *self.update(keys, values, layer), mask)
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Store this chunk's keys and values; return those of all tokens so far."""
+        raise NotImplementedError
+
+
+class TerminalKVBank(CacheBank):
     """One slot per physical layer: each loop overwrites what the chunk had written there in the loop before.
 
     After the last loop the slots hold last-loop keys and values, so later chunks read earlier tokens at their last
@@ -37,7 +53,7 @@ class TerminalKVBank:
         return self.cache.update(keys, values, layer)
 
 
-class PerLoopKVBank:
+class PerLoopKVBank(CacheBank):
     """One slot per (loop, layer): every loop reads earlier tokens at that same loop.
 
     Loop r of physical layer l has slot l + r * num_layers. Decoding then equals the full-sequence forward pass.

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from looprl.models.configuration_looplm import LoopLMConfig
 from looprl.models.contract import LoopContext
+from looprl.models.rope import rotate
 
 
 def make_norm(config: LoopLMConfig) -> nn.Module:
@@ -21,12 +22,6 @@ def rotary_factors(position_ids: Tensor, head_dim: int, theta: float, dtype: tor
     angles = position_ids[..., None].float() * theta**-exponents
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [B, heads, T, head_dim] by cos, sin [B, T, head_dim]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
 
 
 class ResidualLinear(nn.Linear):
@@ -51,17 +46,7 @@ class Attention(nn.Module):
         turned, values = qkv.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
         turned = rotate(turned, context.cos, context.sin)
         queries, keys = turned.split([self.num_heads, self.num_kv_heads], dim=1)
-        if context.bank is not None:
-            keys, values = context.bank.update(keys, values, self.layer)
-        attended = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=context.mask,
-            is_causal=context.mask is None,
-            enable_gqa=self.num_kv_heads != self.num_heads,
-        )
-        return self.o_proj(attended.transpose(1, 2).flatten(-2))
+        return self.o_proj(context.attend(queries, keys, values, self.layer))
 
 
 class SwiGLU(nn.Module):

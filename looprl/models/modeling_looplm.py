@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from looprl.models.configuration_looplm import LoopLMConfig
-from looprl.models.contract import Core, LoopContext, LoopedForCausalLM, LoopedModel
+from looprl.models.contract import Core, Family, LoopContext, LoopedForCausalLM, LoopedModel
 from looprl.models.injection import DecayInjection, make_injection
-from looprl.models.kv_bank import make_kv_bank
+from looprl.models.kv_bank import KVBank
 from looprl.models.layers import Block, ResidualLinear, make_norm, rotary_factors
 
 
@@ -77,27 +77,8 @@ class LoopLMModel(LoopedModel, LoopLMPreTrainedModel):
                 x = layer(x, context)
         return x
 
-    def context(self, input_ids: Tensor, attention_mask: Tensor | None, cache: Cache | None = None) -> LoopContext:
-        batch, length = input_ids.shape
-        past = 0 if cache is None else cache.get_seq_length()
-        positions = torch.arange(past, past + length, device=input_ids.device).expand(batch, length)
-        padded = attention_mask is not None and not bool(attention_mask.all())
-        if padded:
-            assert attention_mask is not None
-            positions = (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, past:]
+    def context_at(self, input_ids: Tensor, positions: Tensor, mask: Tensor | None, bank: KVBank | None) -> LoopContext:
         cos, sin = rotary_factors(positions, self.config.head_dim, self.config.rope_theta, self.dtype)
-        mask = None
-        if padded or past:
-            queries = torch.arange(past, past + length, device=input_ids.device)[:, None]
-            keys = torch.arange(past + length, device=input_ids.device)[None]
-            mask = (keys <= queries)[None, None]
-            if padded:
-                assert attention_mask is not None
-                # a padding query may read itself, since softmax over nothing is NaN
-                mask = (mask & attention_mask.bool()[:, None, None]) | (keys == queries)
-        bank = None
-        if cache is not None:
-            bank = make_kv_bank(self.config.kv_policy, cache, self.config.num_hidden_layers)
         return LoopContext(cos, sin, mask, bank)
 
     def prelude(
@@ -114,6 +95,7 @@ class LoopLMModel(LoopedModel, LoopLMPreTrainedModel):
 class LoopLMForCausalLM(LoopedForCausalLM, LoopLMPreTrainedModel):
     """LoopLM with its language-model head, tied to the embedding or not."""
 
+    MODEL = LoopLMModel
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     PARTS = {
         "model.embed_tokens.": "prelude",
@@ -124,9 +106,8 @@ class LoopLMForCausalLM(LoopedForCausalLM, LoopLMPreTrainedModel):
         "model.norm.": "coda",
         "lm_head.": "head",
     }
-
-    def __init__(self, config: LoopLMConfig):
-        super().__init__(config)
-        self.model = LoopLMModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+    FAMILY = Family(
+        title="LoopLM, looprl's own",
+        examples=("recipes/quickstart/model",),
+        loop="orthogonal, linear, decay or additive injection; zero initial state",
+    )

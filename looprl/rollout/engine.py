@@ -16,11 +16,12 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from looprl.errors import UserError
-from looprl.models.registry import FAMILIES
+from looprl.rollout.plugin import architecture
 from looprl.rollout.random_state import preserved_random_state
 from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
 from looprl.rollout.safetensors_bytes import pack, unpack
 from looprl.rollout.vllm_process import contained_start, kept_process_group
+from looprl.rollout.watchdog import watched
 
 MAX_TRIES = 3
 DEADLINE = 60.0  # seconds that an engine in its own process may take to copy states
@@ -74,13 +75,15 @@ class RolloutEngine:
         max_num_seqs: int = 256,
         dtype: torch.dtype = torch.float32,
         own_process: bool = False,
+        timeout: float = 1800.0,
         **vllm_options: Any,
     ):
         """Start vLLM on the architecture of `config`, with `num_loops` loops (default: the configuration's).
 
         max_model_len: prompt and completion tokens together. max_num_seqs: sequences at a time. own_process: run the
         engine in a process of its own, which schedules while prompts still arrive, so that a draw of several prompts
-        does not repeat. vllm_options go to `vllm.LLM` and win over what is chosen here. RolloutError when the window
+        does not repeat. timeout: seconds after which a call to an engine in its own process gives it up for dead.
+        vllm_options go to `vllm.LLM` and win over what is chosen here. RolloutError when the window
         exceeds the model's.
         """
         from vllm import LLM
@@ -91,6 +94,7 @@ class RolloutEngine:
         self.kv_policy: KVPolicy = kv_policy
         self.max_model_len = max_model_len
         self.own_process = own_process
+        self.timeout = timeout
         self.policy_version: int | None = None
         self.preempted = 0
         if max_model_len > config.max_position_embeddings:
@@ -108,7 +112,7 @@ class RolloutEngine:
                 load_format="dummy",
                 skip_tokenizer_init=True,
                 hf_overrides=dict(
-                    architectures=[FAMILIES[config.model_type].__name__],
+                    architectures=[architecture(config.model_type)],
                     num_loops=self.num_loops,
                     exported_state=state_kind,
                     kv_policy=kv_policy,
@@ -129,7 +133,7 @@ class RolloutEngine:
             if not torch.cuda.is_available():
                 options |= dict(enforce_eager=True, block_size=32)
                 options["kv_cache_memory_bytes"] = self._cache_bytes(max_num_seqs, dtype)
-            with preserved_random_state(), self._compile_stance(), contained_start(own_process):
+            with preserved_random_state(), self._compile_stance(), contained_start(own_process) as self._processes:
                 self.llm = LLM(**(options | vllm_options))
         RolloutEngine._open = self
 
@@ -162,7 +166,8 @@ class RolloutEngine:
         """Forget every cached key, value and state, so that the next rollout depends on its prompts and seed only."""
         with self._all_or_nothing():
             self._drain()
-        if not self._before_deadline(self.llm.reset_prefix_cache):
+            done = self._before_deadline(self.llm.reset_prefix_cache)
+        if not done:
             raise RolloutError("vLLM did not reset its prefix cache, so the next rollout would read stale keys")
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[RolloutRecord]:
@@ -293,7 +298,8 @@ class RolloutEngine:
                 "an earlier call to it did not finish. Start a new one"
             )
         try:
-            yield
+            with watched(self.llm.llm_engine.engine_core, self._processes, self.timeout):
+                yield
         except BaseException:
             self.close()
             raise

@@ -2,33 +2,24 @@
 
 Calling one paged attention in every loop makes each loop overwrite the token's keys and values, so earlier tokens
 are read at their last loop: terminal KV sharing. With per-loop KV the core's layers have one for each loop. Parameter
-names are those of the transformers model,
-so that its weights load and re-load as they are.
+names are those of the transformers model, so that its weights load and re-load as they are.
 """
-
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_world_size
-from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.attention import Attention as PagedAttention
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding import get_rope
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.model_loader.weight_utils import default_weight_loader
-from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from looprl.models.configuration_looplm import LoopLMConfig
 from looprl.models.injection import make_injection
 from looprl.models.layers import make_norm
-from looprl.rollout.connector import STATE_CACHE
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+from looprl.rollout.twin import Twin
 
 
 class Attention(nn.Module):
@@ -163,59 +154,7 @@ class LoopLMModel(nn.Module):
         return self.norm(hidden), penultimate, endpoint
 
 
-class LoopLMForCausalLM(nn.Module):
-    """LoopLM with head and state export: the state named by `config.exported_state` goes to the paged cache."""
+class LoopLMForCausalLM(Twin):
+    """LoopLM with head and state export."""
 
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
-        super().__init__()
-        config: LoopLMConfig = vllm_config.model_config.hf_config
-        self.exports_endpoint = config.exported_state == "endpoint"
-        self.tied_head = config.tie_word_embeddings
-        self.model = LoopLMModel(vllm_config=vllm_config)
-        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
-        self.logits_processor = LogitsProcessor(config.vocab_size)
-        self.state_cache = CacheOnlyAttentionLayer(
-            num_heads=1,
-            head_size=config.hidden_size,
-            cache_config=vllm_config.cache_config,
-            prefix=f"{STATE_CACHE}.{config.num_hidden_layers * config.num_loops}",
-        )
-
-    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        return self.model.embed_tokens(input_ids)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        intermediate_tensors: None = None,
-        inputs_embeds: None = None,
-    ) -> Tensor:
-        hidden, penultimate, endpoint = self.model(input_ids, positions)
-        if get_forward_context().attn_metadata is not None:  # None in vLLM's profiling run, before there is a cache
-            state = endpoint if self.exports_endpoint else penultimate
-            self.state_cache(state.unsqueeze(1))
-        return hidden
-
-    def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        return self.logits_processor(self.lm_head, hidden_states)
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load every tensor of the model, under its transformers name; ValueError on an unknown or a missing one.
-
-        A tied head is a copy here: on CPU vLLM packs the head's weight, and a shared tensor would keep the
-        packed values of the previous sync.
-        """
-        parameters = dict(self.named_parameters())
-        loaded = set()
-        for source, tensor in weights:
-            copies = (source, HEAD) if self.tied_head and source == EMBEDDING else (source,)
-            for name in copies:
-                if name not in parameters:
-                    raise ValueError(f"{type(self).__name__} has no tensor {name!r}")
-                parameter = parameters[name]
-                getattr(parameter, "weight_loader", default_weight_loader)(parameter, tensor)
-                loaded.add(name)
-        if missing := sorted(set(parameters) - loaded):
-            raise ValueError(f"{type(self).__name__} was not given {len(missing)} of its tensors: {missing[0]}, ...")
-        return loaded
+    INNER = LoopLMModel

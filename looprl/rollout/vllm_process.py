@@ -4,10 +4,12 @@ Importing this module, before vLLM, sets the environment that looprl's in-proces
 """
 
 import logging
+import multiprocessing
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any
 from unittest.mock import patch
 
@@ -27,17 +29,22 @@ logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
 
 
 @contextmanager
-def contained_start(own_process: bool) -> Iterator[None]:
+def contained_start(own_process: bool) -> Iterator[list[BaseProcess]]:
     """While vLLM starts: hide its deprecation warnings; afterwards undo what it changed for everybody else.
+
+    Yields a list that holds, once vLLM has started, the processes that it runs in.
 
     own_process: the engine is to run in a process of its own, which inherits the environment set here.
     """
     set_num_threads = torch.set_num_threads  # on a CPU, vLLM puts a function that does nothing in its place
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun's, which vLLM overwrites with its own
+    started: list[BaseProcess] = []
+    others = multiprocessing.active_children()
     try:
         with warnings.catch_warnings(), patch.dict(os.environ, OWN_PROCESS if own_process else {}):
             warnings.simplefilter("ignore", FutureWarning)
-            yield
+            yield started
+        started += [process for process in multiprocessing.active_children() if process not in others]
     finally:
         torch.set_num_threads = set_num_threads
         if local_ranks is not None:

@@ -28,8 +28,8 @@ DEFAULT_ARMS: Mapping[str, Mapping[str, Any]] = {
     "reuse-penultimate-k0": {"estimator": "reuse", "replay_from": "penultimate", "neumann_steps": 0},
 }
 # What the ablation itself sets for each run.
-_OWN_KEYS = ("output_dir", "overwrite", "seed")
-_ARM_NAME = re.compile(r"\w[\w.+-]*")
+_OWN_KEYS = ("output_dir", "overwrite", "resume", "seed")
+_ARM_NAME = re.compile(r"\w[\w+-]*")  # no dot, so that no arm is called like a file of the report
 
 
 @dataclass
@@ -37,7 +37,7 @@ class AblationRecipe:
     """What is compared, on which seeds, and where it goes. Raises UserError on what cannot be compared."""
 
     recipe: str = field(metadata={"help": "The training recipe that all arms share."})
-    arms: dict[str, dict] = field(
+    arms: dict[str, dict | None] = field(
         default_factory=lambda: {name: dict(keys) for name, keys in DEFAULT_ARMS.items()},
         metadata={"help": "Name of each arm with the recipe keys that are its own."},
     )
@@ -57,17 +57,22 @@ class AblationRecipe:
         for name in self.arms:
             if not _ARM_NAME.fullmatch(name):
                 raise UserError(
-                    f"arm {name!r}: its runs go to a folder of that name, so use letters, digits and any of _ . + -"
+                    f"arm {name!r}: its runs go to a folder of that name, so use letters, digits and any of _ + -"
                 )
         if self.baseline not in self.arms:
             raise UserError(
                 f"baseline {self.baseline!r} is not an arm; the arms are {', '.join(self.arms) or 'none'}."
                 + did_you_mean(self.baseline, self.arms)
             )
-        for where, keys in {"overrides": self.overrides, **_by_arm(self.arms)}.items():
+        for where, keys in {"overrides": self.overrides, **_by_arm(self.own_keys)}.items():
             for key in _OWN_KEYS:
                 if key in keys:
                     raise UserError(f"{where}: {key} is set by the ablation itself for each run; take it out")
+
+    @property
+    def own_keys(self) -> dict[str, dict[str, Any]]:
+        """Every arm's own keys; an arm that is named and no more has none."""
+        return {name: dict(keys or {}) for name, keys in self.arms.items()}
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,8 @@ def resolve_arms(recipe: AblationRecipe) -> list[Arm]:
     """
     shared = load_recipe(find_recipe(recipe.recipe)) | recipe.overrides
     shared = {key: value for key, value in shared.items() if key not in _OWN_KEYS}
-    arms = [Arm(name, dict(own), shared | own) for name, own in recipe.arms.items()]
-    for where, arm in zip(_by_arm(recipe.arms), arms, strict=True):
+    arms = [Arm(name, own, shared | own) for name, own in recipe.own_keys.items()]
+    for where, arm in zip(_by_arm(recipe.own_keys), arms, strict=True):
         run = {"output_dir": recipe.output_dir or "runs/ablation", "seed": recipe.seeds[0]}
         train_recipe, args = parse_settings((TrainRecipe, LoopedGRPOConfig), arm.settings | run, where)
         try:

@@ -11,7 +11,7 @@ _logger = logging.getLogger(__name__)
 class AdjointLog:
     """Called with each solution. Sequences without advantage have no adjoint and do not count.
 
-    `replay/neumann_steps`, `replay/neumann_remainder` and `replay/spectral_radius` are means over sequences;
+    `replay/neumann_steps`, `replay/neumann_remainder` and `replay/spectral_estimate` are means over sequences;
     `replay/neumann_growth` counts those with a term larger than the one before, of which the first is warned about.
     """
 
@@ -20,18 +20,18 @@ class AdjointLog:
         self._warned = False
 
     def __call__(self, found: AdjointSolution) -> None:
-        solved = found.remainder > 0
+        solved = found.solved
         count, grew = int(solved.sum()), int(found.grew.sum())
-        self.meter.mean("replay/neumann_steps", float(found.steps.sum()), count)
-        self.meter.mean("replay/neumann_remainder", float(found.remainder.sum()), count)
-        self.meter.mean("replay/spectral_radius", float(found.growth.nansum()), int((~found.growth.isnan()).sum()))
+        self.meter.mean("replay/neumann_steps", float(found.steps[solved].sum()), count)
+        self.meter.mean("replay/neumann_remainder", float(found.remainder[solved].sum()), count)
+        self.meter.mean("replay/spectral_estimate", float(found.growth.nansum()), int((~found.growth.isnan()).sum()))
         self.meter.count("replay/neumann_growth", grew)
         if grew and not self._warned:
             self._warned = True
             _logger.warning(
-                "the Neumann series of %d of %d sequences grows from one term to the next (largest ratio %.2f): there "
-                "the loop does not contract, and the gradient is not to be trusted. `looprl inspect` tells more; later "
-                "cases are counted in replay/neumann_growth",
+                "the Neumann series of %d of %d sequences grows from one term to the next (largest last ratio %.2f): "
+                "the loop may not contract there, and the gradient may be far from full BPTT's. `looprl inspect` and "
+                "control_every tell more; later cases are counted in replay/neumann_growth",
                 grew,
                 count,
                 float(found.growth[found.grew].max()),

@@ -1,8 +1,13 @@
-"""The rollout engine in the trainer's process, behind the two calls that TRL makes."""
+"""The rollout engine in the trainer's process, behind the two calls that TRL makes.
 
+An engine that fails or stops answering is replaced by a new one with the trainer's present weights, which is asked
+again. A failure that the new engine repeats ends the run.
+"""
+
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -12,13 +17,16 @@ from looprl.rollout.random_state import rollout_seed
 from looprl.rollout.record import RolloutRecord
 from looprl.training.zero import gathered
 
+_Result = TypeVar("_Result")
+_logger = logging.getLogger(__name__)
+
 
 class ColocatedRollouts:
     """Syncs the trainer's weights into the engine, samples, and keeps the records of the last rollout."""
 
     def __init__(
         self,
-        engine: RolloutEngine,
+        start_engine: Callable[[], RolloutEngine],
         model: nn.Module,
         sampling: Sampling,
         *,
@@ -28,9 +36,15 @@ class ColocatedRollouts:
         rank: int,
         step: Callable[[], int],
         meter: StepMeter,
+        may_restart: bool = True,
     ):
-        """step: gives the trainer's optimizer step, which is the policy version of what is sampled next."""
-        self.engine, self.model, self.sampling = engine, model, sampling
+        """start_engine: starts one, now and after a failure. may_restart: False where others share its fate.
+
+        step: gives the trainer's optimizer step, which is the policy version of what is sampled next.
+        """
+        self.start_engine, self.model, self.sampling = start_engine, model, sampling
+        self.engine, self.may_restart = start_engine(), may_restart
+        self.restarts = 0
         self.pad_token_id, self.bos_token_id = pad_token_id, bos_token_id
         self.seed, self.rank, self.step, self.meter = seed, rank, step, meter
         self._records: list[RolloutRecord] = []
@@ -40,7 +54,24 @@ class ColocatedRollouts:
     def sync_weights(self) -> None:
         """Give the engine the trainer's present weights."""
         with self.meter.phase("sync"):
-            self.engine.sync_weights(gathered(self.model), self.step())
+            self.ask(self._sync)
+
+    def ask(self, call: Callable[[RolloutEngine], _Result]) -> _Result:
+        """Call with the engine; if that costs the engine its life, once more with a new one and present weights."""
+        was_closed = self.engine.closed
+        try:
+            return call(self.engine)
+        except Exception as error:
+            if was_closed or not self.engine.closed or not self.may_restart:
+                raise  # refused by an engine that is as it was, or all processes would have to sync again
+            _logger.warning("the rollout engine failed (%s: %s); starting a new one", type(error).__name__, error)
+        self.restarts += 1
+        self.engine = self.start_engine()
+        self._sync(self.engine)
+        return call(self.engine)
+
+    def _sync(self, engine: RolloutEngine) -> None:
+        engine.sync_weights(gathered(self.model), self.step())
 
     def generate(
         self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None
@@ -59,17 +90,27 @@ class ColocatedRollouts:
                     "a prompt starts with two BOS tokens: the tokenizer adds one, so leave it out of the text "
                     "or of the chat template"
                 )
-        preempted = self.engine.preempted
+        restarts = self.restarts
         with self.meter.phase("rollout"), profiler or nullcontext():
             step = self.step()
             self._drawn_at, self.index = step, self.index + 1 if step == self._drawn_at else 0
             seed = rollout_seed(self.seed, step, self.rank, self.index)
-            self._records = self.engine.generate(prompts, self.sampling, seed)
-        self.meter.count("dropped/preempted", (self.engine.preempted - preempted) / self.engine.ranks)
+            self._records = self.ask(lambda engine: self._draw(engine, prompts, seed))
+        self.meter.count("dropped/engine_restarts", self.restarts - restarts)
         completions = [list(record.completion_ids) or [self.pad_token_id] for record in self._records]
         logprobs = [[[value] for value in record.logprobs.tolist()] or [[0.0]] for record in self._records]
         return prompts, completions, logprobs, None
 
+    def _draw(self, engine: RolloutEngine, prompts: list[list[int]], seed: int) -> list[RolloutRecord]:
+        preempted = engine.preempted
+        records = engine.generate(prompts, self.sampling, seed)
+        self.meter.count("dropped/preempted", (engine.preempted - preempted) / engine.ranks)
+        return records
+
     def peek(self) -> list[RolloutRecord]:
         """The records of the last rollout."""
         return self._records
+
+    def forget(self) -> None:
+        """Let go of those records, and with them of their states."""
+        self._records = []

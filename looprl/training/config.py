@@ -99,7 +99,19 @@ class LoopedGRPOConfig(GRPOConfig):
     )
     adam_beta2: float = field(default=0.99, metadata={"help": "AdamW beta2."})
     save_strategy: str = field(
-        default="no", metadata={"help": "The final weights are always saved; this adds checkpoints on the way."}
+        default="steps",
+        metadata={"help": "Checkpoints to resume from: every save_steps and at the end; no: last weights only."},
+    )
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "How many checkpoints are kept, the newest; null keeps all."}
+    )
+    max_nonfinite_updates: int = field(
+        default=3,
+        metadata={"help": "Updates in a row that may be skipped for a loss or gradient that is not finite."},
+    )
+    rollout_timeout: float = field(
+        default=1800.0,
+        metadata={"help": "Seconds after which an engine in its own process is taken for dead and replaced."},
     )
     report_to: str | list[str] | None = field(
         default="none", metadata={"help": "Trackers besides the run folder: tensorboard, wandb, ..."}
@@ -122,6 +134,8 @@ class LoopedGRPOConfig(GRPOConfig):
         self.vllm_importance_sampling_correction = not self.replay_is_exact
         self._join_processes()
         super().__post_init__()
+        if self.world_size > 1:
+            self.save_only_model = True  # resuming is for one process
         if self.world_size % self.vllm_tensor_parallel_size:
             raise UserError(
                 f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size}, but {self.world_size} processes "
@@ -207,7 +221,7 @@ class LoopedGRPOConfig(GRPOConfig):
             raise UserError(f"temperature must be above 0 for sampling, got {self.temperature}")
         if not self.use_vllm or self.vllm_mode != "colocate":
             raise UserError("looprl samples with vLLM inside the trainer: use_vllm true and vllm_mode colocate")
-        for name in ("num_loops", "control_every"):
+        for name in ("num_loops", "control_every", "save_total_limit", "max_nonfinite_updates"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")
@@ -216,7 +230,12 @@ class LoopedGRPOConfig(GRPOConfig):
         refused = {
             "beta": (self.beta != 0, "the reference model has no states to replay from: leave beta at 0"),
             "eval_strategy": (self.eval_strategy != "no", "looprl evaluates with eval_every"),
-            "resume_from_checkpoint": (self.resume_from_checkpoint is not None, "resuming is not supported yet"),
+            "resume_from_checkpoint": (
+                self.resume_from_checkpoint is not None,
+                "the run in output_dir is continued with --resume, or by train(resume_from_checkpoint=True)",
+            ),
+            "save_strategy": (self.save_strategy == "best", "there is no evaluation that it could go by"),
+            "enable_jit_checkpoint": (self.enable_jit_checkpoint, "SIGTERM always saves a checkpoint"),
             "multi_objective_aggregation": (
                 self.multi_objective_aggregation != "sum_then_normalize",
                 "it normalises by standard deviations, which Dr. GRPO does not",

@@ -46,7 +46,7 @@ class GradientControl:
             to_full = cosines(ours, full, parts)
             for part, cosine in to_full.items():
                 self._log("cosine_to_full" if part == ALL else f"cosine_to_full/{part}", cosine)
-            self._log("norm_ratio", norm(ours) / norm(full))
+            self._log("norm_ratio", norm(ours) / full_norm if (full_norm := norm(full)) else None)
             if self.estimator.state_from == "rollout":
                 recompute = replace(self.estimator, state_from="trainer")
                 recomputed = policy_gradient(model, batch, recompute, self.num_loops).gradients
@@ -70,7 +70,11 @@ class GradientControl:
 
 
 def policy_batch(batch: Batch, replay_from: ReplayFrom, temperature: float) -> PolicyBatch:
-    """TRL's micro-batch as a PolicyBatch; the loss's normaliser, which changes no comparison, is its token count."""
+    """TRL's micro-batch as a PolicyBatch, with the loss's weights at the policy that sampled it.
+
+    The normaliser, which changes no comparison, is the token count. Of a rollout that is several updates old the loss
+    also weights and clips by the ratio to the old policy; the comparison does without.
+    """
     mask = batch["completion_mask"]
     weights = batch["advantages"].unsqueeze(1) * mask / mask.sum().clamp_min(1)
     if "importance_sampling_ratio" in batch:

@@ -25,8 +25,10 @@ def evaluate_now(trainer: LoopedGRPOTrainer, eval_set: EvalSet) -> Evaluation:
     if eval_set.max_completion_length is not None:
         sampling = replace(sampling, max_tokens=eval_set.max_completion_length)
     with preserved_random_state(), trainer.meter.phase("evaluation"):
-        ours = evaluate(
-            trainer.engine, trainer.processing_class, share, eval_set.reward, sampling, trainer.args.seed + index
+        ours = trainer.vllm_generation.ask(
+            lambda engine: evaluate(
+                engine, trainer.processing_class, share, eval_set.reward, sampling, trainer.args.seed + index
+            )
         )
         return Evaluation.of(gather_object(ours.rows))
 

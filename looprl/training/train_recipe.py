@@ -48,6 +48,7 @@ class TrainRecipe:
         default=None, metadata={"help": "Tokens of a completion on the second task; by default as in training."}
     )
     overwrite: bool = field(default=False, metadata={"help": "Replace an existing run folder."})
+    resume: bool = field(default=False, metadata={"help": "Go on with the run in output_dir from its last checkpoint."})
 
     def __post_init__(self) -> None:
         if self.eval_every is not None and self.eval_every < 1:
@@ -91,7 +92,11 @@ def load_task(recipe: TrainRecipe, seed: int) -> LoadedTask:
     train_set = load_task_dataset(recipe.dataset, recipe.split, recipe.task_options, recipe.dataset_size, seed=seed)
     check_columns(rewards, train_set.column_names)
     task = LoadedTask(
-        with_shipped(recipe.model), rewards, train_set, _held_out(recipe, rewards[0]), _transfer(recipe, rewards[0])
+        with_shipped(recipe.model),
+        rewards,
+        train_set,
+        held_out_set(recipe, rewards[0]),
+        transfer_set(recipe, rewards[0]),
     )
     for eval_set in task.eval_sets.values():
         check_columns([eval_set.reward], eval_set.prompts.column_names)
@@ -101,7 +106,7 @@ def load_task(recipe: TrainRecipe, seed: int) -> LoadedTask:
     return task
 
 
-def _held_out(recipe: TrainRecipe, reward: Reward) -> EvalSet | None:
+def held_out_set(recipe: TrainRecipe, reward: Reward) -> EvalSet | None:
     """The named evaluation dataset, or the test split of a built-in task; files and hub names have no default."""
     source = recipe.eval_dataset or (recipe.dataset if recipe.dataset in BUILT_IN_TASKS else None)
     if source is None:
@@ -110,7 +115,8 @@ def _held_out(recipe: TrainRecipe, reward: Reward) -> EvalSet | None:
     return EvalSet(load_task_dataset(source, recipe.eval_split, options, recipe.eval_size), reward)
 
 
-def _transfer(recipe: TrainRecipe, reward: Reward) -> EvalSet | None:
+def transfer_set(recipe: TrainRecipe, reward: Reward) -> EvalSet | None:
+    """The second task's prompts with its own reward or the given one; None where the recipe names no second task."""
     if recipe.transfer_dataset is None:
         return None
     prompts = load_task_dataset(

@@ -9,6 +9,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from looprl.training.colocated_rollouts import ColocatedRollouts
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.control import GradientControl, policy_batch
 from looprl.training.distributed import check_processes
+from looprl.training.faults import NonFiniteGuard
 from looprl.training.held_memory import HeldMemory
 from looprl.training.optimizer_time import OptimizerTime
 from looprl.training.trl_seam import Batch, GRPOSeam
@@ -92,6 +94,13 @@ class LoopedGRPOTrainer(GRPOSeam):
         self.window = self._window(model, args, processing_class, sampled)
         if args.make_estimator().loops_recorded == 1:
             keep_core_whole(model)
+        prompts_per_rollout = args.generation_batch_size // args.num_generations
+        if len(train_dataset) < prompts_per_rollout:
+            raise UserError(
+                f"the training set has {len(train_dataset)} prompts, but a rollout takes {prompts_per_rollout} "
+                f"({args.generation_batch_size} completions, {args.num_generations} each): lower "
+                "per_device_train_batch_size, or give more rows"
+            )
         super().__init__(
             model=model,
             reward_funcs=[checked(reward) for reward in rewards],
@@ -102,6 +111,8 @@ class LoopedGRPOTrainer(GRPOSeam):
             callbacks=callbacks,
             **trl_arguments,
         )
+        self.nonfinite = NonFiniteGuard(self, args.max_nonfinite_updates)
+        self.add_callback(self.nonfinite)
         self.add_callback(OptimizerTime(self.meter, deepspeed=lambda: self.deepspeed))
         self.add_callback(HeldMemory(self, self.meter))
         self.estimator = replace(args.make_estimator(), on_solved=AdjointLog(self.meter))
@@ -137,13 +148,20 @@ class LoopedGRPOTrainer(GRPOSeam):
         """The rollout engine, also for evaluation."""
         return self.vllm_generation.engine
 
+    def in_any_process(self, here: bool) -> bool:
+        """Whether something is true in this process or in one of the others; all of them must ask."""
+        return bool(self.accelerator.reduce(torch.tensor(float(here), device=self.accelerator.device)) > 0)
+
     def sampling(self) -> Sampling:
         """How completions are drawn, in training and in evaluation."""
         return Sampling(self.max_completion_length, tuple(self.eos_token_ids), self.temperature)
 
     def make_rollouts(self, **trl_settings: Any) -> ColocatedRollouts:
         tokenizer = trl_settings["processing_class"]
-        options: dict[str, Any] = dict(
+        ranks = self.args.vllm_tensor_parallel_size
+        start_engine = partial(
+            RolloutEngine if ranks == 1 else partial(SharedEngine, ranks=ranks),
+            self.model.config,
             num_loops=self.num_loops,
             state_kind=self.args.replay_from,
             kv_policy=self.kv_policy,
@@ -152,19 +170,18 @@ class LoopedGRPOTrainer(GRPOSeam):
             dtype=self.model.dtype,
             own_process=self.args.own_process_engine,
             seed=self.args.seed,
+            timeout=self.args.rollout_timeout,
             gpu_memory_utilization=self.args.vllm_gpu_memory_utilization,
         )
-        ranks = self.args.vllm_tensor_parallel_size
-        config = self.model.config
-        engine = RolloutEngine(config, **options) if ranks == 1 else SharedEngine(config, ranks=ranks, **options)
         return ColocatedRollouts(
-            engine,
+            start_engine,
             self.model,
             self.sampling(),
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=tokenizer.bos_token_id,
             seed=self.args.seed,
             rank=self.accelerator.process_index,
+            may_restart=self.accelerator.num_processes == 1,
             step=lambda: self.state.global_step,
             meter=self.meter,
         )
@@ -245,6 +262,21 @@ class LoopedGRPOTrainer(GRPOSeam):
             fed = attention_mask[:, :-1].bool() & attention_mask[:, 1:].bool()
             self._measure(batch, sampled.detach(), output.state.detach(), state, fed)
         return sampled, entropies
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self.nonfinite.see_loss(loss)
+        return loss
+
+    def forget_rollouts(self) -> None:
+        super().forget_rollouts()
+        self.vllm_generation.forget()
+
+    def own_state(self) -> dict[str, Any]:
+        return {"rollout_version": self._rollout_version, "nonfinite_in_a_row": self.nonfinite.in_a_row}
+
+    def restore_own_state(self, state: dict[str, Any]) -> None:
+        self._rollout_version, self.nonfinite.in_a_row = state["rollout_version"], state["nonfinite_in_a_row"]
 
     def before_loss(self, batch: Batch) -> None:
         if self.control.is_due(self.state.global_step):

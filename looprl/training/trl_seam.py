@@ -1,6 +1,7 @@
 """Every touch of TRL 1.16's private methods.
 
-`GRPOSeam` is TRL's trainer with the places that looprl changes turned into methods of its own:
+`GRPOSeam` is TRL's trainer (with the checkpoints of `checkpoint_seam.py`) with the places that looprl changes turned
+into methods of its own:
 
 | TRL 1.16                                     | becomes                                                    |
 |----------------------------------------------|------------------------------------------------------------|
@@ -18,10 +19,10 @@ from unittest.mock import patch
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from looprl.measure.meter import StepMeter
+from looprl.training.checkpoint_seam import CheckpointSeam
 
 TRL_VERSION = "1.16"
 Batch = dict[str, Any]
@@ -37,7 +38,7 @@ class Rollouts(Protocol):
     ) -> tuple[list[list[int]], list[list[int]], list[list[list[float]]], None]: ...
 
 
-class GRPOSeam(GRPOTrainer):
+class GRPOSeam(CheckpointSeam):
     """See the module's docstring."""
 
     vllm_generation: Rollouts

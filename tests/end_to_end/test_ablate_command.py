@@ -105,6 +105,26 @@ def test_a_run_that_fails_is_named_with_the_end_of_its_log(recipe, tmp_path, cap
     assert "no model at" in (tmp_path / "out" / "full" / "seed-0.log").read_text()
 
 
+def test_a_mistake_in_one_arm_costs_no_finished_run(recipe, tmp_path, capsys):
+    """An arm that has no finished run may change; one that has may not. Its finished run is kept."""
+    done = tmp_path / "out" / "full" / "seed-0"
+    assert ablate(recipe, tmp_path / "out", "--arms", json.dumps({"full": {"model": str(tmp_path / "nothing")}})) == 2
+    done.mkdir(parents=True, exist_ok=True)
+    (done / "summary.json").write_text("{}")
+    capsys.readouterr()
+    assert ablate(recipe, tmp_path / "out", "--arms", json.dumps({"full": {"model": str(tmp_path / "other")}})) == 2
+    assert "has runs of arm 'full' with model" in capsys.readouterr().err
+    (done / "summary.json").unlink()
+    assert ablate(recipe, tmp_path / "out", "--arms", json.dumps({"full": {"model": str(tmp_path / "other")}})) == 2
+    assert "no model at" in capsys.readouterr().err
+
+
+def test_a_training_recipe_is_what_the_default_arms_share(tmp_path, capsys):
+    flags = ["--overrides", json.dumps({"max_steps": 0, "typo": 1}), "--output_dir", str(tmp_path / "out")]
+    assert main(["ablate", "recipes/quickstart.yaml", *flags]) == 2
+    assert "arm 'full': unknown key 'typo'" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_killed_and_started_again_it_keeps_finished_runs_and_redoes_the_half_done_one(
     start_looprl, looprl, recipe, tmp_path

@@ -61,9 +61,9 @@ def test_empty_dataset(train, tmp_path):
 
 
 def test_missing_column_lists_those_that_exist(train, tmp_path):
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"problem": "1 + 1", "solution": "2"}) + "\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"task": "1 + 1", "solution": "2"}) + "\n")
     message = train("--dataset", tmp_path / "rows.jsonl")
-    assert "problem" in message and "solution" in message and "prompt" in message
+    assert "are task, solution" in message and "no column 'prompt'" in message
 
 
 def test_column_that_the_reward_needs(train, tmp_path):
@@ -85,6 +85,32 @@ def test_prompt_longer_than_the_window(train, tmp_path):
 def test_sampling_that_would_bias_the_ratio(train, flags):
     message = train(*flags)
     assert flags[0].lstrip("-") in message and "biased" in message
+
+
+BROKEN = """
+def raises(prompts, completions, **kwargs):
+    raise RuntimeError("no judge today")
+
+def nan(prompts, completions, **kwargs):
+    return [float("nan")] * len(completions)
+
+def short(prompts, completions, **kwargs):
+    return [1.0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("raises", "raised RuntimeError: no judge today"),
+        ("nan", "returned nan for completion 0"),
+        ("short", "returned 1 rewards for"),
+    ],
+)
+def test_broken_reward_stops_the_run_and_is_named(train, tmp_path, name, problem):
+    (tmp_path / "mine.py").write_text(BROKEN)
+    message = train("--reward", f"{tmp_path}/mine.py:{name}", "--eval_size", "16", "--dataset_size", "64")
+    assert f"reward {name} in {tmp_path}/mine.py {problem}" in message
 
 
 def test_reward_that_does_not_exist_lists_those_that_do(train):

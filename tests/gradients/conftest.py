@@ -139,3 +139,9 @@ class Loop:
 @pytest.fixture
 def loop(model, batch) -> Loop:
     return Loop(model, batch)
+
+
+def partial_sum(matrix, vector, steps):
+    """Sum of the powers 0..steps of the matrix, times the vector."""
+    powers = (torch.linalg.matrix_power(matrix, k) @ vector.flatten() for k in range(steps + 1))
+    return sum(powers).view_as(vector)

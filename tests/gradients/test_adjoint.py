@@ -4,14 +4,9 @@ import pytest
 import torch
 
 from looprl.gradients import AdjointSolver
+from tests.gradients.conftest import partial_sum
 
 CLOSE = dict(rtol=1e-10, atol=1e-12)
-
-
-def partial_sum(matrix, vector, steps):
-    """Sum of the powers 0..steps of the matrix, times the vector."""
-    powers = (torch.linalg.matrix_power(matrix, k) @ vector.flatten() for k in range(steps + 1))
-    return sum(powers).view_as(vector)
 
 
 def test_the_tiny_core_contracts_and_is_not_symmetric(loop):
@@ -175,3 +170,14 @@ def test_fixed_steps_tell_of_growth_and_change_nothing():
     expected = sum(torch.linalg.matrix_power(1.5 * rotation(), k).T @ cotangent[0] for k in range(4))
     torch.testing.assert_close(found.adjoint[0], expected, **CLOSE)
     assert found.grew.item() and found.steps.item() == 3 and found.growth.item() == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("steps", ["auto", 4])
+def test_a_series_that_ends_by_itself_does_not_grow(steps):
+    """J^T g = 0 where J projects onto what g has no part in: every term after g is zero."""
+    cotangent = torch.zeros(2, 4, dtype=torch.float64)
+    cotangent[:, 0] = 1
+    projection = torch.tensor([0.0, 0.5, 0.5, 0.5], dtype=torch.float64)
+    found = AdjointSolver(steps)(cotangent, lambda vector: vector * projection)
+    assert torch.equal(found.adjoint, cotangent) and not found.grew.any()
+    assert found.solved.all() and found.remainder.eq(0).all()

@@ -3,13 +3,9 @@
 import pytest
 import torch
 
+from tests.gradients.conftest import partial_sum
+
 CLOSE = dict(rtol=1e-10, atol=1e-12)
-
-
-def partial_sum(matrix, vector, steps):
-    """Sum of the powers 0..steps of the matrix, times the vector."""
-    powers = (torch.linalg.matrix_power(matrix, k) @ vector.flatten() for k in range(steps + 1))
-    return sum(powers).view_as(vector)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 200])

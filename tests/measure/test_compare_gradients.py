@@ -41,6 +41,7 @@ def test_every_estimator_has_a_row_with_the_keys_of_the_design(rows):
     assert [estimator_name(row) for row in rows] == [
         *("full", "full_checkpointed", "truncated b=1", "truncated b=3", "recompute K=0", "reuse K=0"),
         *("recompute K=2", "reuse K=2", "recompute LS K=2", "reuse LS K=2", "recompute K=auto", "reuse K=auto"),
+        *("recompute LS K=auto", "reuse LS K=auto"),
         *("recompute endpoint K=0", "endpoint K=0", "recompute endpoint K=2", "endpoint K=2"),
         *("recompute endpoint K=auto", "endpoint K=auto"),
     ]
@@ -54,6 +55,11 @@ def test_every_estimator_has_a_row_with_the_keys_of_the_design(rows):
 
 def test_truncation_at_all_loops_is_left_out_as_it_is_full_bptt():
     assert [case.estimator.loops_recorded for case in cases([0, 3, 8], 4) if case.name == "truncated"] == [1]
+
+
+def test_the_tolerance_of_auto_and_steps_given_twice():
+    tolerances = {case.estimator.solver.tolerance for case in cases(["auto"], 4, 0.03) if case.has_series}
+    assert tolerances == {0.03}
 
 
 @pytest.mark.parametrize(

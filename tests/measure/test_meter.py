@@ -1,5 +1,6 @@
 """The step meter adds, averages and keeps maxima, and starts anew after each hand-over."""
 
+import json
 import time
 
 import pytest
@@ -32,3 +33,18 @@ def test_a_mean_over_nothing_is_not_reported():
     meter = StepMeter()
     meter.mean("gap", 0.0, 0)
     assert "gap" not in meter.flush()
+
+
+def test_what_is_saved_and_restored_goes_on_as_if_it_had_not_been():
+    whole, first, second = StepMeter(), StepMeter(), StepMeter()
+    for meter in (whole, first):
+        meter.count("n", 2)
+        meter.mean("gap", 2.0, 1)
+        meter.maximum("worst", 3.0)
+    second.count("left over", 1)
+    second.restore(json.loads(json.dumps(first.state())))
+    for meter in (whole, second):
+        meter.count("n", 1)
+        meter.mean("gap", 4.0, 3)
+        meter.maximum("worst", 1.0)
+    assert second.flush() == whole.flush() == {"n": 3, "gap": 1.5, "worst": 3.0}

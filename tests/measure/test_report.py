@@ -10,7 +10,7 @@ import matplotlib
 import pytest
 from PIL import Image
 
-from looprl.measure.plots import wilson_interval
+from looprl.measure.pass_at_k import wilson_interval
 from looprl.measure.report import write_report
 from looprl.runs import RunFolder
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from looprl.rewards import RewardError, check_columns, load_reward, load_rewards, required_columns
+from looprl.rewards import RewardError, check_columns, final_answers, load_reward, load_rewards, required_columns
 
 ROOT = Path(__file__).parents[2]
 FILE = """
@@ -117,3 +117,31 @@ def test_a_column_that_a_reward_needs_is_missed_before_training(here):
     message = r"needs in .*mine\.py needs the column 'tests'.* columns are prompt, test\. Did you mean 'test'\?"
     with pytest.raises(RewardError, match=message):
         check_columns([length, needs], ["prompt", "test"])
+
+
+def test_final_answers_come_from_the_rewards_own_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def score(prompts, **kwargs):\n    return [0.0] * len(prompts)\n\n\n"
+        "def final_answer(completion):\n    return completion.split()[-1] if completion else None\n"
+    )
+    reward = load_reward(f"{file}:score")
+    assert final_answers(reward, ["so 5", [{"role": "assistant", "content": "it is 7"}], ""]) == ["5", "7", None]
+    assert final_answers(load_reward("rewards/arithmetic.py:accuracy"), ["1 + 1 = 2\n#### 2", "2"]) == ["2", None]
+
+
+def test_a_reward_without_final_answers_has_none(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def score(prompts, **kwargs):\n    return [0.0] * len(prompts)\n")
+    assert final_answers(load_reward(f"{file}:score"), ["so 5"]) is None
+
+
+@pytest.mark.parametrize(("body", "said"), [("return 5", "returned 5"), ("return completion[9]", "IndexError")])
+def test_broken_final_answers_are_named_with_their_file(tmp_path, body, said):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def score(prompts, **kwargs):\n    return [0.0] * len(prompts)\n\n\n"
+        f"def final_answer(completion):\n    {body}\n"
+    )
+    with pytest.raises(RewardError, match=rf"final_answer in {file} .*{said}"):
+        final_answers(load_reward(f"{file}:score"), ["so 5"])

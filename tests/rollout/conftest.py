@@ -158,8 +158,10 @@ def replay_gaps(
         return estimator(core, run_loops(core, state, injected, context, 1), injected, context, num_loops)
 
     def gap(loop_runner: Any) -> float:
-        logits = model(ids[:, :-1], mask[:, :-1], initial_state=states, loop_runner=loop_runner).logits
-        logps = torch.log_softmax(logits[:, prompts - 1 :] / temperature, dim=-1)
+        logits = model(
+            ids[:, :-1], mask[:, :-1], initial_state=states, loop_runner=loop_runner, logits_to_keep=completions
+        ).logits
+        logps = torch.log_softmax(logits / temperature, dim=-1)
         replayed = logps.gather(-1, ids[:, prompts:, None]).squeeze(-1)
         return max(
             (row[: len(record.logprobs)] - record.logprobs).abs().max().item()

@@ -218,7 +218,14 @@ def decode_again(model: Any, record: Any, chunk: int) -> tuple[Tensor, Tensor, T
     cache = DynamicCache()
     logits = []
     for ids in (*prompt.split(chunk, dim=1), *completion[:, :-1].split(1, dim=1)):
-        output = model(ids, past_key_values=cache, use_cache=True, num_loops=record.num_loops, loop_runner=keep_states)
+        output = model(
+            ids,
+            past_key_values=cache,
+            use_cache=True,
+            num_loops=record.num_loops,
+            loop_runner=keep_states,
+            logits_to_keep=ids.shape[1],
+        )
         logits.append(output.logits[0])
     logps = torch.log_softmax(torch.cat(logits)[len(record.prompt_ids) - 1 :], dim=-1)
     penultimate, endpoint = torch.cat(states, dim=1)

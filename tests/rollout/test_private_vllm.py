@@ -154,3 +154,11 @@ def test_plugin_is_an_entry_point_of_vllm() -> None:
 
     (plugin,) = [point for point in entry_points(group="vllm.general_plugins") if point.name == "looprl"]
     assert plugin.value == "looprl.rollout.plugin:register"
+
+
+def test_the_client_of_an_engine_process_waits_where_the_watchdog_makes_it_fail():
+    from vllm.v1.engine.core_client import SyncMPClient
+
+    source = inspect.getsource(SyncMPClient)
+    assert "self.outputs_queue.get()" in source
+    assert "self.utility_results[call_id] = future" in source and "future.result()" in source

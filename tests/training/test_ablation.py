@@ -85,3 +85,14 @@ def test_the_training_recipe_must_be_named_and_exist():
         parse_recipe((AblationRecipe,), [], "looprl ablate")
     with pytest.raises(UserError, match=r"no recipe 'quikstart'.*Did you mean 'quickstart'"):
         resolve_arms(ablation(recipe="quikstart"))
+
+
+def test_an_arm_without_keys_of_its_own_is_the_recipe_itself():
+    arms = resolve_arms(ablation(arms={"full": {"estimator": "full"}, "plain": None}))
+    assert arms[1].own == {} and arms[1].settings["neumann_steps"] == 4
+
+
+@pytest.mark.parametrize("name", ["report.html", "config.yaml", "a.b"])
+def test_an_arm_is_not_named_like_a_file(name):
+    with pytest.raises(UserError, match="use letters, digits"):
+        ablation(arms={"full": {}, name: {}})

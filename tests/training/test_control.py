@@ -143,8 +143,15 @@ def test_means_are_over_the_sequences_that_have_an_adjoint():
     AdjointLog(meter)(found(2, [0.5, 0.25]))
     logged = meter.flush()
     assert logged["replay/neumann_steps"] == 2 and logged["replay/neumann_growth"] == 0
-    assert logged["replay/spectral_radius"] == pytest.approx(0.375)
+    assert logged["replay/spectral_estimate"] == pytest.approx(0.375)
     assert logged["replay/neumann_remainder"] == pytest.approx((0.25 / 1.75 + 0.0625 / 1.3125) / 2)
+
+
+def test_a_sequence_whose_series_ends_at_once_counts_with_its_steps(caplog):
+    meter = StepMeter()
+    AdjointLog(meter)(found(3, [0.0, 0.5]))
+    logged = meter.flush()
+    assert logged["replay/neumann_steps"] == 3 and logged["replay/neumann_growth"] == 0 and not caplog.records
 
 
 def test_growth_is_counted_every_time_and_warned_about_once(caplog):
@@ -153,7 +160,12 @@ def test_growth_is_counted_every_time_and_warned_about_once(caplog):
     for _ in range(2):
         log(found("auto", [0.5, 1.5, 1.2]))
     assert meter.flush()["replay/neumann_growth"] == 4
-    assert len(caplog.records) == 1 and "2 of 3 sequences" in caplog.text and "1.50" in caplog.text
+    assert (
+        len(caplog.records) == 1
+        and "may not contract" in caplog.text
+        and "2 of 3 sequences" in caplog.text
+        and "1.50" in caplog.text
+    )
 
 
 def test_auto_logs_the_steps_that_it_took(tmp_path):
@@ -170,4 +182,4 @@ def test_auto_logs_the_steps_that_it_took(tmp_path):
     row = trainer.state.log_history[0]
     steps = torch.cat([found.steps for found in solutions])
     assert row["replay/neumann_steps"] == pytest.approx(steps[steps > 0].mean().item()) and 1 <= steps.max() <= 5
-    assert row["replay/spectral_radius"] > 0 and 0 < row["replay/neumann_remainder"] < 1
+    assert row["replay/spectral_estimate"] > 0 and 0 < row["replay/neumann_remainder"] < 1

@@ -49,6 +49,12 @@ def test_a_prompt_longer_than_the_window_is_named_with_its_row(tmp_path):
         build(tmp_path, rows=rows, settings={"vllm_max_model_length": 40})
 
 
+def test_fewer_prompts_than_a_rollout_takes_are_refused(tmp_path):
+    settings = {"per_device_train_batch_size": 32, "num_generations": 8}
+    with pytest.raises(ValueError, match=r"1 prompts, but a rollout takes 4 \(32 completions, 8 each\)"):
+        build(tmp_path, settings=settings)
+
+
 def test_evaluation_prompts_must_fit_the_window_too(tmp_path):
     rows = Dataset.from_dict({"prompt": ["12 " * 50]})
     with pytest.raises(ValueError, match="evaluation prompt of row 0"):

@@ -1,0 +1,25 @@
+"""Which position each token has and which tokens it may read, from an attention mask."""
+
+import torch
+from torch import Tensor
+
+
+def positions_and_mask(input_ids: Tensor, attention_mask: Tensor | None, past: int) -> tuple[Tensor, Tensor | None]:
+    """Positions [B, T] of `input_ids` [B, T] behind `past` cached tokens, and the mask of `masked_attention`.
+
+    attention_mask: [B, past + T], 0 for padding, on either side; padding counts for no position.
+    """
+    batch, length = input_ids.shape
+    queries = torch.arange(past, past + length, device=input_ids.device)
+    if attention_mask is not None and not bool(attention_mask.all()):
+        positions = (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, past:]
+    else:
+        positions, attention_mask = queries.expand(batch, length), None
+    if attention_mask is None and not past:
+        return positions, None
+    keys = torch.arange(past + length, device=input_ids.device)[None]
+    mask = (keys <= queries[:, None])[None, None]
+    if attention_mask is not None:
+        # a padding query may read itself, since softmax over nothing is NaN
+        mask = (mask & attention_mask.bool()[:, None, None]) | (keys == queries[:, None])
+    return positions, mask
