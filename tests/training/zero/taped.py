@@ -104,6 +104,9 @@ class Tape:
     def peek(self):
         return self.last
 
+    def forget(self):
+        self.last = []
+
 
 class TapedTrainer(LoopedGRPOTrainer):
     def __init__(self, *args, tape, **kwargs):
