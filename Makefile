@@ -6,6 +6,8 @@ SHELL := bash
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
+# Two test processes, as the tests run on one thread each; a file's tests stay together and share its engine.
+PYTEST := $(PY) -m pytest -n 2 --dist loadfile
 SEED ?= 0
 
 .DEFAULT_GOAL := .venv
@@ -20,10 +22,10 @@ bench: .venv/.installed  ## every estimator side by side, and an RL step beside 
 	.venv/bin/looprl bench --json runs/bench.json --figure runs/bench.png
 
 test: lint  ## what CI runs
-	$(PY) -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-all: lint  ## the slow tests too, and those for a GPU where there is one
-	$(PY) -m pytest -m "$$($(PY) -c 'import torch; print("" if torch.cuda.is_available() else "not gpu")')"
+	$(PYTEST) -m "$$($(PY) -c 'import torch; print("" if torch.cuda.is_available() else "not gpu")')"
 
 lint: .venv/.installed
 	$(PY) -m ruff check .

@@ -79,6 +79,7 @@ def test_sharded_weights_are_saved_whole(run):
     assert trained.lm_head.weight is trained.model.embed_tokens.weight
 
 
+@pytest.mark.slow
 def test_a_killed_rank_takes_the_others_down_with_a_message(start_looprl, tmp_path):
     flags = ("--zero_stage", 2, "--max_steps", 100000, "--control_every", 1, "--output_dir", tmp_path / "run")
     launcher = start_looprl("train", RECIPE, *TWO, *flags)
