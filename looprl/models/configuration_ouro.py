@@ -17,7 +17,6 @@ class OuroConfig(PublishedConfig):
     intermediate_size: int = 5632
     num_hidden_layers: int = 24
     num_attention_heads: int = 16
-    num_key_value_heads: Derived = None
     head_dim: Derived = None
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
@@ -31,8 +30,6 @@ class OuroConfig(PublishedConfig):
     kv_policy: str = "per_loop"
 
     def derive(self) -> None:
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             self.head_dim = self.hidden_size // max(self.num_attention_heads, 1)
         self.require("hidden_act", ("silu",))

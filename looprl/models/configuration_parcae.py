@@ -36,7 +36,6 @@ class ParcaeConfig(PublishedConfig):
     padded_vocab_size: Derived = None
     n_embd: int = 768
     num_attention_heads: int = 6
-    num_key_value_heads: Derived = None
     intermediate_size: int = 3072
     n_layers_in_prelude: int = 2
     n_layers_in_recurrent_block: int = 2
@@ -67,8 +66,6 @@ class ParcaeConfig(PublishedConfig):
     def derive(self) -> None:
         if self.padded_vocab_size is None:
             self.padded_vocab_size = self.vocab_size
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.num_attention_heads
         if self.tie_embeddings is None:
             self.tie_embeddings = True
         if self.recurrent_embedding_dimension is None:

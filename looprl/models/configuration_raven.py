@@ -41,7 +41,6 @@ class RavenConfig(PublishedConfig):
     padded_vocab_size: Derived = None
     n_embd: int = 5280
     n_heads: int = 55
-    num_key_value_heads: Derived = None
     head_dim: Derived = None
     intermediate_size: int = 17920
     n_layers_in_prelude: int = 2
@@ -70,8 +69,6 @@ class RavenConfig(PublishedConfig):
             self.qk_bias = huginn
         if self.tie_embeddings is None:
             self.tie_embeddings = huginn
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.n_heads
         if self.head_dim is None:
             self.head_dim = self.n_embd // max(self.n_heads, 1)
         if self.padded_vocab_size is None:

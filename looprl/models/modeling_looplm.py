@@ -1,20 +1,19 @@
 """LoopLM: looprl's own looped language model, as a transformers model."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from looprl.models.configuration_looplm import LoopLMConfig
-from looprl.models.contract import Core, Family, LoopContext, LoopedForCausalLM, LoopedModel
+from looprl.models.contract import Family, LoopContext, LoopedForCausalLM
 from looprl.models.injection import DecayInjection, make_injection
 from looprl.models.kv_bank import KVBank
 from looprl.models.layers import Block, ResidualLinear, make_norm, rotary_factors
+from looprl.models.stack import STACK_PARTS, InjectedCore, StackModel
 
 
-class LoopLMCore(Core):
+class LoopLMCore(InjectedCore):
     """F: the injection, then the core blocks."""
 
     def __init__(self, config: LoopLMConfig):
@@ -22,12 +21,6 @@ class LoopLMCore(Core):
         self.injection = make_injection(config.injection, config.hidden_size, config.injection_init)
         first = config.num_prelude_layers
         self.layers = nn.ModuleList(Block(config, first + i) for i in range(config.num_core_layers))
-
-    def loop(self, state: Tensor, injected: Tensor, *context: Any) -> Tensor:
-        x = self.injection(state, injected)
-        for layer in self.layers:
-            x = layer(x, LoopContext(*context))
-        return x
 
 
 class LoopLMPreTrainedModel(PreTrainedModel):
@@ -55,7 +48,7 @@ class LoopLMPreTrainedModel(PreTrainedModel):
             init.constant_(module.diagonal_logit, module.diagonal_logit_init)
 
 
-class LoopLMModel(LoopedModel, LoopLMPreTrainedModel):
+class LoopLMModel(StackModel, LoopLMPreTrainedModel):
     """Embedding, prelude, core, coda and final norm."""
 
     def __init__(self, config: LoopLMConfig):
@@ -66,30 +59,11 @@ class LoopLMModel(LoopedModel, LoopLMPreTrainedModel):
         first = config.num_prelude_layers + config.num_core_layers
         self.coda_layers = nn.ModuleList(Block(config, first + i) for i in range(config.num_coda_layers))
         self.norm = make_norm(config)
-        self.gradient_checkpointing = False  # of prelude and coda; the adjoint's products need the core's activations
         self.post_init()
-
-    def _run(self, layers: nn.ModuleList, x: Tensor, context: LoopContext) -> Tensor:
-        for layer in layers:
-            if self.gradient_checkpointing and self.training:
-                x = self._gradient_checkpointing_func(layer.__call__, x, context)
-            else:
-                x = layer(x, context)
-        return x
 
     def context_at(self, input_ids: Tensor, positions: Tensor, mask: Tensor | None, bank: KVBank | None) -> LoopContext:
         cos, sin = rotary_factors(positions, self.config.head_dim, self.config.rope_theta, self.dtype)
         return LoopContext(cos, sin, mask, bank)
-
-    def prelude(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, context: LoopContext | None = None
-    ) -> Tensor:
-        context = self.context(input_ids, attention_mask) if context is None else context
-        x = self.embed_tokens(input_ids) * self.config.embedding_scale
-        return self._run(self.prelude_layers, x, context)
-
-    def coda(self, state: Tensor, context: LoopContext) -> Tensor:
-        return self.norm(self._run(self.coda_layers, state, context))
 
 
 class LoopLMForCausalLM(LoopedForCausalLM, LoopLMPreTrainedModel):
@@ -97,15 +71,7 @@ class LoopLMForCausalLM(LoopedForCausalLM, LoopLMPreTrainedModel):
 
     MODEL = LoopLMModel
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    PARTS = {
-        "model.embed_tokens.": "prelude",
-        "model.prelude_layers.": "prelude",
-        "model.core.": "core",
-        "model.core.injection.": "injection",
-        "model.coda_layers.": "coda",
-        "model.norm.": "coda",
-        "lm_head.": "head",
-    }
+    PARTS = STACK_PARTS
     FAMILY = Family(
         title="LoopLM, looprl's own",
         examples=("recipes/quickstart/model",),

@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from looprl.models.configuration_parcae import ParcaeConfig
-from looprl.models.contract import Core, Family, LoopContext, LoopedForCausalLM, LoopedModel, at_least_fp32
+from looprl.models.contract import Family, LoopContext, LoopedForCausalLM, at_least_fp32
 from looprl.models.injection import AddInjection, LinearInjection
 from looprl.models.kv_bank import KVBank
 from looprl.models.published import RMSNorm
 from looprl.models.rope import Rope, rotate_pairs
+from looprl.models.stack import STACK_PARTS, InjectedCore, StackModel
 
 GATE_WIDTH = 32  # how much of the normed input a value gate reads
 
@@ -98,7 +99,7 @@ class ParcaeBlock(nn.Module):
         return x + self.mlp(self.norm_2(x))
 
 
-class ParcaeCore(Core):
+class ParcaeCore(InjectedCore):
     """F: the injection, then the core blocks."""
 
     def __init__(self, config: ParcaeConfig):
@@ -109,12 +110,6 @@ class ParcaeCore(Core):
         self.layers = nn.ModuleList(
             ParcaeBlock(config, first + i, inner) for i in range(config.n_layers_in_recurrent_block)
         )
-
-    def loop(self, state: Tensor, injected: Tensor, *context: Any) -> Tensor:
-        x = self.injection(state, injected)
-        for layer in self.layers:
-            x = layer(x, LoopContext(*context))
-        return x
 
 
 class ParcaePreTrainedModel(PreTrainedModel):
@@ -143,7 +138,7 @@ class ParcaePreTrainedModel(PreTrainedModel):
             module.reset()
 
 
-class ParcaeModel(LoopedModel, ParcaePreTrainedModel):
+class ParcaeModel(StackModel, ParcaePreTrainedModel):
     """Embedding, value embeddings, prelude, core, coda and final norm."""
 
     def __init__(self, config: ParcaeConfig):
@@ -173,17 +168,10 @@ class ParcaeModel(LoopedModel, ParcaePreTrainedModel):
     def prelude(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, context: LoopContext | None = None
     ) -> Tensor:
-        context = self.context(input_ids, attention_mask) if context is None else context
-        x = self.embed_tokens(input_ids) * self.config.embedding_scale
-        for layer in self.prelude_layers:
-            x = layer(x, context)
-        return self.prelude_norm(x)
+        return self.prelude_norm(super().prelude(input_ids, attention_mask, context))
 
     def coda(self, state: Tensor, context: LoopContext) -> Tensor:
-        x = self.to_coda(state)
-        for layer in self.coda_layers:
-            x = layer(x, context)
-        return self.norm(x)
+        return super().coda(self.to_coda(state), context)
 
 
 class ParcaeForCausalLM(LoopedForCausalLM, ParcaePreTrainedModel):
@@ -191,17 +179,10 @@ class ParcaeForCausalLM(LoopedForCausalLM, ParcaePreTrainedModel):
 
     MODEL = ParcaeModel
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    PARTS = {
-        "model.embed_tokens.": "prelude",
+    PARTS = STACK_PARTS | {
         "model.value_embeds.": "prelude",
-        "model.prelude_layers.": "prelude",
         "model.prelude_norm.": "prelude",
-        "model.core.": "core",
-        "model.core.injection.": "injection",
         "model.to_coda.": "coda",
-        "model.coda_layers.": "coda",
-        "model.norm.": "coda",
-        "lm_head.": "head",
     }
     RENAMES = {
         "transformer.wte.": "model.embed_tokens.",

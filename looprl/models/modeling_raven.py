@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from looprl.models.configuration_raven import RavenConfig, body_of
-from looprl.models.contract import Core, Family, LoopContext, LoopedForCausalLM, LoopedModel
+from looprl.models.contract import Family, LoopContext, LoopedForCausalLM
 from looprl.models.injection import LinearInjection
 from looprl.models.kv_bank import KVBank
 from looprl.models.published import GatedMLP, RMSNorm
 from looprl.models.rope import Rope, rotate, rotate_pairs
+from looprl.models.stack import STACK_PARTS, InjectedCore, StackModel
 
 
 class RavenAttention(nn.Module):
@@ -93,7 +94,7 @@ class PostNormBlock(RavenBlock):
 BLOCKS: dict[str, type[RavenBlock]] = {"huginn": SandwichBlock, "llama": PreNormBlock, "olmo2": PostNormBlock}
 
 
-class RavenCore(Core):
+class RavenCore(InjectedCore):
     """F: the linear injection, then the core blocks."""
 
     def __init__(self, config: RavenConfig):
@@ -101,12 +102,6 @@ class RavenCore(Core):
         self.injection = LinearInjection(config.n_embd)
         block, first = BLOCKS[config.body], config.n_layers_in_prelude
         self.layers = nn.ModuleList(block(config, first + i) for i in range(config.n_layers_in_recurrent_block))
-
-    def loop(self, state: Tensor, injected: Tensor, *context: Any) -> Tensor:
-        x = self.injection(state, injected)
-        for layer in self.layers:
-            x = layer(x, LoopContext(*context))
-        return x
 
 
 class RavenPreTrainedModel(PreTrainedModel):
@@ -135,7 +130,7 @@ class RavenPreTrainedModel(PreTrainedModel):
             init.normal_(module.proj.weight, std=stds["out_proj"])
 
 
-class RavenModel(LoopedModel, RavenPreTrainedModel):
+class RavenModel(StackModel, RavenPreTrainedModel):
     """Embedding, prelude, core, coda and final norm."""
 
     def __init__(self, config: RavenConfig):
@@ -154,20 +149,8 @@ class RavenModel(LoopedModel, RavenPreTrainedModel):
         cos, sin = self.rope(positions, self.dtype)
         return LoopContext(cos, sin, mask, bank)
 
-    def prelude(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, context: LoopContext | None = None
-    ) -> Tensor:
-        context = self.context(input_ids, attention_mask) if context is None else context
-        x = self.embed_tokens(input_ids) * self.config.embedding_scale
-        for layer in self.prelude_layers:
-            x = layer(x, context)
-        return x
-
     def coda(self, state: Tensor, context: LoopContext) -> Tensor:
-        x = self.norm(state) if self.config.body == "huginn" else state
-        for layer in self.coda_layers:
-            x = layer(x, context)
-        return self.norm(x)
+        return super().coda(self.norm(state) if self.config.body == "huginn" else state, context)
 
 
 class RavenForCausalLM(LoopedForCausalLM, RavenPreTrainedModel):
@@ -175,15 +158,7 @@ class RavenForCausalLM(LoopedForCausalLM, RavenPreTrainedModel):
 
     MODEL = RavenModel
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    PARTS = {
-        "model.embed_tokens.": "prelude",
-        "model.prelude_layers.": "prelude",
-        "model.core.": "core",
-        "model.core.injection.": "injection",
-        "model.coda_layers.": "coda",
-        "model.norm.": "coda",
-        "lm_head.": "head",
-    }
+    PARTS = STACK_PARTS
     RENAMES = {
         "transformer.wte.": "model.embed_tokens.",
         "transformer.prelude.": "model.prelude_layers.",

@@ -23,6 +23,7 @@ class PublishedConfig(PretrainedConfig):
 
     keys_to_ignore_at_inference = ["past_key_values", "state"]
 
+    num_key_value_heads: Derived = None
     kv_policy: str = "terminal"
     rope_theta: float = 10000.0
     rope_scaling: dict[str, Any] | None = None
@@ -37,6 +38,8 @@ class PublishedConfig(PretrainedConfig):
         if parameters := kwargs.pop("rope_parameters", None):  # what transformers 5 writes for theta and scaling
             self.rope_theta = parameters.get("rope_theta", self.rope_theta)
             self.rope_scaling = parameters
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
         self.derive()
         self.require("kv_policy", KV_POLICIES)
         for name in ("num_loops", "num_core_layers", "vocab_size", "hidden_size", "num_attention_heads", "head_dim"):

@@ -2,7 +2,7 @@ r"""Where the final answer stands: the last of `####`, `\boxed{}` and a statemen
 
 import pytest
 
-from looprl.answers.extraction import find_answer, last_formula
+from looprl.answers.extraction import Answer, find_answer, last_formula
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_last_formula_of_a_text_is_found_in_every_notation():
 
 def test_long_texts_are_read_in_linear_time():
     for text in ("answer " * 20000, r"\boxed{" * 1000, "{" * 20000, "#" * 20000, "answer is" * 9000):
-        find_answer(text)
+        assert find_answer(text) in (None, Answer("", exact=True))

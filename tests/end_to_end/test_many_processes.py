@@ -104,6 +104,8 @@ def test_no_rank_outlives_a_killed_launcher(start_looprl, tmp_path):
     launcher.kill()
     wait_for(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks), 30)
     launcher.communicate()
+    left = [rank.pid for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
+    assert len(ranks) == 2 and left == []
 
 
 @pytest.mark.slow

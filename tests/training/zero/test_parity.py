@@ -42,7 +42,7 @@ def assert_same(found, truth):
     assert max(map(abs, losses[1])) > 1e-3
 
 
-def same_as_one_process(pair, job, in_one_process):
+def assert_same_as_one_process(pair, job, in_one_process):
     truth = in_one_process(neumann_steps=job.neumann_steps, tied=job.tied, tape=job.tape, estimator=job.estimator)
     for rank in (0, 1):
         assert_same(pair[job][rank], truth)
@@ -57,7 +57,7 @@ def test_the_suite_has_every_pair_of_settings():
 
 @pytest.mark.parametrize("job", PAIRWISE, ids=lambda job: job.name)
 def test_two_processes_under_zero_have_the_gradients_and_losses_of_one(pair, job, in_one_process):
-    same_as_one_process(pair, job, in_one_process)
+    assert_same_as_one_process(pair, job, in_one_process)
 
 
 @pytest.mark.parametrize("job", ALONE, ids=lambda job: job.name)
@@ -68,14 +68,14 @@ def test_accumulation_and_checkpointing_change_no_gradient_of_one_process(job, i
 
 @pytest.mark.parametrize("job", IDLE, ids=lambda job: job.name)
 def test_ranks_that_take_different_numbers_of_products_stay_in_step(pair, job, in_one_process):
-    same_as_one_process(pair, job, in_one_process)
+    assert_same_as_one_process(pair, job, in_one_process)
     idle, busy = (pair[job][rank]["products"] for rank in (0, 1))
     assert idle == [0] * 5 and min(busy) >= 2
 
 
 @pytest.mark.parametrize("job", EMPTY, ids=lambda job: job.name)
 def test_a_rank_without_any_token_takes_part_in_every_collective(pair, job, in_one_process):
-    same_as_one_process(pair, job, in_one_process)
+    assert_same_as_one_process(pair, job, in_one_process)
     for log in pair[job][0]["logs"]:
         assert log["dropped/empty_completions"] == 8  # those of the other rank are not counted twice
         assert log["completions/mean_length"] > 1
@@ -100,11 +100,11 @@ def test_ranks_log_the_metrics_of_all(pair, in_one_process):
 
 @pytest.mark.parametrize("job", SEVERAL_LOOPS, ids=lambda job: job.estimator)
 def test_zero_3_drops_no_gradient_where_several_loops_are_recorded(pair, job, in_one_process):
-    same_as_one_process(pair, job, in_one_process)
+    assert_same_as_one_process(pair, job, in_one_process)
 
 
 def test_the_control_disturbs_no_gradient_under_zero(pair, in_one_process):
-    same_as_one_process(pair, CONTROLLED, in_one_process)
+    assert_same_as_one_process(pair, CONTROLLED, in_one_process)
     assert all(0 < log["control/cosine_to_full"] < 1 for log in pair[CONTROLLED][0]["logs"])
 
 
@@ -112,21 +112,21 @@ def test_the_control_disturbs_no_gradient_under_zero(pair, in_one_process):
 @pytest.mark.timeout(4000)
 @pytest.mark.parametrize("job", ESTIMATORS, ids=lambda job: job.estimator)
 def test_every_estimator_has_under_zero_3_the_gradients_of_one_process(grid, job, in_one_process):
-    same_as_one_process(grid, job, in_one_process)
+    assert_same_as_one_process(grid, job, in_one_process)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4000)
 @pytest.mark.parametrize("job", OFFLOADED, ids=lambda job: job.name)
 def test_an_offloaded_optimizer_trains_alike(grid, job, in_one_process):
-    same_as_one_process(grid, job, in_one_process)
+    assert_same_as_one_process(grid, job, in_one_process)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4000)
 @pytest.mark.parametrize("job", GRID, ids=lambda job: job.name)
 def test_the_whole_grid_has_the_gradients_and_losses_of_one_process(grid, job, in_one_process):
-    same_as_one_process(grid, job, in_one_process)
+    assert_same_as_one_process(grid, job, in_one_process)
 
 
 @pytest.mark.slow
