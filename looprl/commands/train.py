@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from looprl.recipe import parse_recipe, read_recipe, recipe_name
 from looprl.runs import RunFolder, read_metrics
 from looprl.training.callbacks import MetricsToRunFolder, show_only_progress_line
 from looprl.training.config import LoopedGRPOConfig
-from looprl.training.distributed import launched_processes
+from looprl.training.distributed import from_main_process, launched_processes
 from looprl.training.eval_every import EvalEvery, evaluate_now
 from looprl.training.faults import StopOnSigterm
 from looprl.training.resume import check_same_settings
@@ -42,18 +43,17 @@ def run(argv: list[str]) -> int:
     settings = read_recipe(CONFIGS, argv, "looprl train", defaults)
     processes = settings.get("num_processes") or 1
     if launched_processes() is None and (processes > 1 or settings.get("zero_stage") or settings.get("deepspeed")):
-        RunFolder.check(settings["output_dir"], overwrite=settings.get("overwrite", False))
+        known = {name: settings.get(name, False) for name in ("overwrite", "resume")}
+        RunFolder.check(settings["output_dir"], **known)
         return launch(["train", *argv], processes)
     recipe, args = parse_recipe(CONFIGS, argv, "looprl train", defaults)
     check_trackers(args.report_to)
     asked = RunFolder.check(args.output_dir, overwrite=recipe.overwrite, resume=recipe.resume)
     resolved = {"command": "train", **vars(recipe), **args.to_dict()}
     checkpoint = None
-    if recipe.resume and args.world_size > 1:
-        raise UserError("--resume goes on in one process only: several processes keep weights, nothing else")
     if recipe.resume:
         check_same_settings(asked.path, resolved)
-        checkpoint = CheckpointStore(asked.path / "checkpoints").newest_good()
+        checkpoint = from_main_process(CheckpointStore(asked.path / "checkpoints").newest_good)
     task = load_task(recipe, args.seed)
     model = load_model(task.model_path)
     console = Console(quiet=args.process_index > 0)
@@ -141,7 +141,8 @@ def _evaluate(
 ) -> dict[str, Evaluation]:
     evaluations = {}
     for name, eval_set in eval_sets.items():
-        rows = folder.read_completions(f"{name}-{when}") if when == "before" else None  # made before the run stopped
+        known = partial(folder.read_completions, f"{name}-{when}")  # made before the run stopped
+        rows = from_main_process(known) if when == "before" else None
         evaluations[name] = evaluate_now(trainer, eval_set) if rows is None else Evaluation.of(rows)
         if trainer.is_world_process_zero():
             folder.write_completions(f"{name}-{when}", evaluations[name].rows)

@@ -21,6 +21,9 @@ from trl import GRPOTrainer
 
 from looprl.checkpoints import CheckpointError, CheckpointStore, step_of, verify
 from looprl.measure.meter import StepMeter
+from looprl.models import load_model
+from looprl.training.distributed import from_main_process
+from looprl.training.zero import overwrite
 
 TRANSFORMERS_VERSION = "5.19"
 STATE_FILE = "trainer_state.json"
@@ -91,7 +94,7 @@ class CheckpointSeam(GRPOTrainer):
             restored = torch.load(state_file, map_location=self.accelerator.device, weights_only=True)
             self._saved_step, self._seconds_before = done.global_step, restored["seconds"]
             if 0 < self.args.max_steps <= done.global_step:  # transformers would train one more
-                self._load_from_checkpoint(str(checkpoint))
+                overwrite(self.model, load_model(str(checkpoint)))
                 self.state = done
                 return TrainOutput(done.global_step, 0.0, {})
             self._restored, self._epochs_done = restored, int(done.epoch or 0)
@@ -125,7 +128,8 @@ class CheckpointSeam(GRPOTrainer):
                     self.checkpoints.thin_out(self.args.save_total_limit, step)
             self.accelerator.wait_for_everyone()
         except (OSError, RuntimeError, SafetensorError) as error:  # torch.save raises the second on a full disk
-            self.checkpoints.clear_partial()
+            if self.accelerator.is_main_process:
+                self.checkpoints.clear_partial()
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written ({error}); those before it are whole. Make room "
                 f"on the disk of {self.checkpoints.folder}"
@@ -172,14 +176,17 @@ class CheckpointSeam(GRPOTrainer):
         if wrong:
             raise CheckpointError(f"the checkpoint's tensors are not this model's: {', '.join(sorted(wrong)[:3])}, ...")
 
-    def _resumable(self, which: str | bool) -> Path:
+    def _whole(self, which: str | bool) -> Path:
         if isinstance(which, str):
-            found: Path | None = Path(which)
             verify(Path(which))
-        else:
-            found = self.checkpoints.newest_good()
+            return Path(which)
+        found = self.checkpoints.newest_good()
         if found is None:
             raise CheckpointError(f"{self.checkpoints.folder} has no checkpoint to resume from")
+        return found
+
+    def _resumable(self, which: str | bool) -> Path:
+        found = from_main_process(lambda: self._whole(which))
         if not (found / self._loop_state_name()).is_file():
             raise CheckpointError(
                 f"{found} holds weights only, or the states of another number of processes: it cannot be resumed"

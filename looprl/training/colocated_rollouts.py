@@ -1,7 +1,8 @@
 """The rollout engine in the trainer's process, behind the two calls that TRL makes.
 
 An engine that fails or stops answering is replaced by a new one with the trainer's present weights, which is asked
-again. A failure that the new engine repeats ends the run.
+again; so are those of the other processes that train together, since starting and giving weights is done by all at
+once. A failure that the new engine repeats ends the run.
 """
 
 import logging
@@ -36,14 +37,16 @@ class ColocatedRollouts:
         rank: int,
         step: Callable[[], int],
         meter: StepMeter,
+        any_process: Callable[[bool], bool] = bool,
         may_restart: bool = True,
     ):
-        """start_engine: starts one, now and after a failure. may_restart: False where others share its fate.
+        """start_engine: starts one, now and after a failure. may_restart: False where several processes share it.
 
-        step: gives the trainer's optimizer step, which is the policy version of what is sampled next.
+        step: gives the trainer's optimizer step, which is the policy version of what is sampled next. any_process:
+        whether something is true in one process at least, of those that train together.
         """
         self.start_engine, self.model, self.sampling = start_engine, model, sampling
-        self.engine, self.may_restart = start_engine(), may_restart
+        self.engine, self.any_process, self.may_restart = start_engine(), any_process, may_restart
         self.restarts = 0
         self.pad_token_id, self.bos_token_id = pad_token_id, bos_token_id
         self.seed, self.rank, self.step, self.meter = seed, rank, step, meter
@@ -57,18 +60,24 @@ class ColocatedRollouts:
             self.ask(self._sync)
 
     def ask(self, call: Callable[[RolloutEngine], _Result]) -> _Result:
-        """Call with the engine; if that costs the engine its life, once more with a new one and present weights."""
-        was_closed = self.engine.closed
+        """Call with the engine; if that costs the engine its life, once more with a new one and present weights.
+
+        Every process has to, each with a call of its own.
+        """
+        was_closed, failed = self.engine.closed, False
         try:
-            return call(self.engine)
+            result = call(self.engine)
         except Exception as error:
             if was_closed or not self.engine.closed or not self.may_restart:
-                raise  # refused by an engine that is as it was, or all processes would have to sync again
+                raise  # refused by an engine that is as it was
             _logger.warning("the rollout engine failed (%s: %s); starting a new one", type(error).__name__, error)
-        self.restarts += 1
+            failed = True
+        if not self.any_process(failed):
+            return result
+        self.restarts += failed
         self.engine = self.start_engine()
         self._sync(self.engine)
-        return call(self.engine)
+        return call(self.engine) if failed else result
 
     def _sync(self, engine: RolloutEngine) -> None:
         engine.sync_weights(gathered(self.model), self.step())

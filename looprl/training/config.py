@@ -134,8 +134,6 @@ class LoopedGRPOConfig(GRPOConfig):
         self.vllm_importance_sampling_correction = not self.replay_is_exact
         self._join_processes()
         super().__post_init__()
-        if self.world_size > 1:
-            self.save_only_model = True  # resuming is for one process
         if self.world_size % self.vllm_tensor_parallel_size:
             raise UserError(
                 f"vllm_tensor_parallel_size is {self.vllm_tensor_parallel_size}, but {self.world_size} processes "
@@ -199,7 +197,8 @@ class LoopedGRPOConfig(GRPOConfig):
             return
         if launched is None:
             raise UserError("ZeRO needs a launcher, even for one process: start with `looprl train` or torchrun")
-        join_processes(timedelta(seconds=self.ddp_timeout))
+        engine_given_up = self.rollout_timeout if self.own_process_engine else 0.0  # others wait while one is replaced
+        join_processes(timedelta(seconds=self.ddp_timeout + engine_given_up))
         self.accelerator_config = configured(self.accelerator_config)  # type: ignore[has-type]
 
     def _refuse_biased_sampling(self) -> None:

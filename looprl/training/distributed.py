@@ -5,16 +5,19 @@ A launcher (looprl's own, torchrun, `accelerate launch`, `deepspeed`) says in th
 
 import logging
 import os
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 
 from looprl.errors import UserError
 from looprl.training.zero import skip_shared_memory_build
 
 ACCELERATE_VERSION = "1.15"
+_Result = TypeVar("_Result")
 
 
 def launched_processes() -> int | None:
@@ -48,6 +51,21 @@ def check_processes(state: PartialState) -> None:
             "a model of its own. Make LoopedGRPOConfig before anything else that uses accelerate or transformers' "
             "trainer, with zero_stage set"
         )
+
+
+def from_main_process(call: Callable[[], _Result]) -> _Result:
+    """What `call` gives the main process, or the UserError that it raises there, in every process; all have to ask."""
+    outcome: list[Any] = [None, None]
+    if PartialState().is_main_process:
+        try:
+            outcome[0] = call()
+        except UserError as error:
+            outcome[1] = error
+    broadcast_object_list(outcome)
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result
 
 
 def _is_no_false_alarm(record: logging.LogRecord) -> bool:

@@ -13,39 +13,41 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from looprl.errors import UserError
 from looprl.training.trl_seam import GRPOSeam
+from looprl.training.zero import skipped_update
 
 SKIPPED = "dropped/nonfinite_updates"
 
 
-class NonFiniteGuard(TrainerCallback):
-    """Skips an update whose loss or gradient is NaN or infinite, counts it, and ends the run after `limit` in a row.
+def seen_in_gradients(loss: Tensor) -> Tensor:
+    """The loss, with gradients that are not finite either where it is not."""
+    return loss if torch.isfinite(loss) else loss * torch.nan
 
-    A skipped update changes neither weights nor optimizer; it is a step like any other to all else. With fp16 the
-    loss scaler does this itself, and DeepSpeed keeps the gradients to itself, so neither is looked at.
+
+class NonFiniteGuard(TrainerCallback):
+    """Skips an update whose gradient is NaN or infinite, counts it, and ends the run after `limit` in a row.
+
+    A skipped update changes neither weights nor optimizer; it is a step like any other to all else. DeepSpeed skips
+    it by itself, in all processes or in none, and does not move the learning rate's schedule then. With fp16 the loss
+    scaler does this as part of its search, which is neither counted nor ended.
     """
 
     def __init__(self, trainer: GRPOSeam, limit: int):
         self.trainer, self.limit = trainer, limit
         self.in_a_row = 0
-        self._loss_is_finite = True
-
-    def see_loss(self, loss: Tensor) -> None:
-        """Take note of the loss of a micro-batch."""
-        self._loss_is_finite = self._loss_is_finite and bool(torch.isfinite(loss))
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if args.fp16:
             return
-        gradients = [p.grad for p in self.trainer.model.parameters() if p.grad is not None]
-        finite = self._loss_is_finite and bool(torch.isfinite(get_total_norm(gradients)))
-        self._loss_is_finite = True
+        finite = self._finite()
         self.in_a_row = 0 if finite else self.in_a_row + 1
-        self.trainer.meter.count(SKIPPED, float(not finite))
+        if self.trainer.accelerator.is_main_process:  # it is the same update in all of them
+            self.trainer.meter.count(SKIPPED, float(not finite))
         if finite:
             return
-        self.trainer.model.zero_grad(set_to_none=True)  # an optimizer leaves alone what has no gradient
+        if self.trainer.deepspeed is None:
+            self.trainer.model.zero_grad(set_to_none=True)  # an optimizer leaves alone what has no gradient
         if self.in_a_row >= self.limit:
             raise UserError(
                 f"{self.in_a_row} updates in a row had a loss or gradient that is not finite; the last was that of "
@@ -53,8 +55,15 @@ class NonFiniteGuard(TrainerCallback):
                 "learning_rate or max_grad_norm, or allow more with max_nonfinite_updates"
             )
 
+    def _finite(self) -> bool:
+        if self.trainer.deepspeed is not None:  # whose step was part of the backward call
+            return not skipped_update(self.trainer.deepspeed)
+        gradients = [p.grad for p in self.trainer.model.parameters() if p.grad is not None]
+        return bool(torch.isfinite(get_total_norm(gradients)))
+
     def _save_rollouts(self, args: TrainingArguments, state: TrainerState) -> Path:
-        file = Path(args.output_dir) / "nonfinite" / f"step-{state.global_step + 1}.pt"
+        rank = f"-rank-{args.process_index}" if args.world_size > 1 else ""
+        file = Path(args.output_dir) / "nonfinite" / f"step-{state.global_step + 1}{rank}.pt"
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save({"step": state.global_step + 1, "rollouts": self.trainer.rollouts_in_use}, file)
         return file

@@ -33,7 +33,7 @@ from looprl.training.colocated_rollouts import ColocatedRollouts
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.control import GradientControl, policy_batch
 from looprl.training.distributed import check_processes
-from looprl.training.faults import NonFiniteGuard
+from looprl.training.faults import NonFiniteGuard, seen_in_gradients
 from looprl.training.held_memory import HeldMemory
 from looprl.training.optimizer_time import OptimizerTime
 from looprl.training.trl_seam import Batch, GRPOSeam
@@ -181,7 +181,8 @@ class LoopedGRPOTrainer(GRPOSeam):
             bos_token_id=tokenizer.bos_token_id,
             seed=self.args.seed,
             rank=self.accelerator.process_index,
-            may_restart=self.accelerator.num_processes == 1,
+            any_process=self.in_any_process,
+            may_restart=ranks == 1,
             step=lambda: self.state.global_step,
             meter=self.meter,
         )
@@ -263,10 +264,8 @@ class LoopedGRPOTrainer(GRPOSeam):
             self._measure(batch, sampled.detach(), output.state.detach(), state, fed)
         return sampled, entropies
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss = super().training_step(*args, **kwargs)
-        self.nonfinite.see_loss(loss)
-        return loss
+    def finish_loss(self, loss: Tensor) -> Tensor:
+        return seen_in_gradients(loss)
 
     def forget_rollouts(self) -> None:
         super().forget_rollouts()

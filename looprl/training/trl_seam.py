@@ -67,6 +67,10 @@ class GRPOSeam(CheckpointSeam):
     def before_loss(self, batch: Batch) -> None:
         """Look at a micro-batch before its loss is computed."""
 
+    def finish_loss(self, loss: Tensor) -> Tensor:
+        """The loss of a micro-batch as it is differentiated."""
+        return loss
+
     @property
     def scores_rollouts(self) -> bool:
         """Whether old log-probs are scored by the trainer when a rollout is completed."""
@@ -128,7 +132,7 @@ class GRPOSeam(CheckpointSeam):
         self.before_loss(inputs)
         self._micro_batch = inputs
         try:
-            return super()._compute_loss(model, inputs)
+            return self.finish_loss(super()._compute_loss(model, inputs))
         finally:
             self._micro_batch = None
 

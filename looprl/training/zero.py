@@ -65,6 +65,13 @@ def gathered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, parameter.detach()
 
 
+def overwrite(model: nn.Module, other: nn.Module) -> None:
+    """Give the parameters the values of another model of the same class; every process has to."""
+    for (_, value), parameter in zip(gathered(other), model.parameters(), strict=True):
+        with torch.no_grad(), GatheredParameters([parameter], modifier_rank=0, enabled=is_sharded(parameter)):
+            parameter.copy_(value)
+
+
 def parameter_count(model: nn.Module) -> int:
     """Parameters of the whole model, a shared one once."""
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
@@ -95,6 +102,11 @@ def before_each_step(engine: Any, call: Callable[[], object]) -> None:
         step(*args, **kwargs)
 
     engine.step = call_and_step
+
+
+def skipped_update(engine: Any) -> bool:
+    """Whether DeepSpeed left out its last update, the norm of all processes' gradients not being finite."""
+    return not engine.was_step_applied()
 
 
 def gradients_held(optimizer: Any) -> list[Tensor]:

@@ -40,6 +40,24 @@ def test_the_solver_makes_exactly_k_products(loop, steps):
     assert len(calls) == steps
 
 
+@pytest.mark.parametrize("method", ["neumann", "least_squares"])
+@pytest.mark.parametrize("steps", [3, "auto"])
+def test_what_is_not_finite_stays_within_its_sequence(loop, steps, method):
+    cotangent, size = loop.cotangent.clone(), loop.cotangent[0].numel()
+    cotangent[0, 0, 0] = torch.nan
+    jacobian = loop.dense_jacobian()
+    blocks = [jacobian[start : start + size, start : start + size] for start in range(0, len(jacobian), size)]
+
+    def product(vector):
+        return torch.stack([(block.T @ row.flatten()).view_as(row) for block, row in zip(blocks, vector, strict=True)])
+
+    adjoint = AdjointSolver(steps, method)(cotangent, product).adjoint
+    assert adjoint[0].isnan().any()
+    torch.testing.assert_close(
+        adjoint[1:], AdjointSolver(steps, method)(loop.cotangent, loop.product()).adjoint[1:], **CLOSE
+    )
+
+
 # Least squares
 
 

@@ -81,10 +81,10 @@ def test_too_many_in_a_row_end_the_run_with_weights_kept_and_the_rollouts_saved(
 
 def test_a_loss_that_is_not_finite_is_enough(tmp_path):
     trainer = make_trainer(tmp_path, length, max_steps=2, save_strategy="no")
-    compute = trainer.compute_loss
+    finish = trainer.finish_loss
     weights = Weights(trainer)
     # a constant: an infinite loss with a finite gradient
-    trainer.compute_loss = lambda *args, **kw: compute(*args, **kw) + (-torch.inf if trainer.state.global_step else 0)
+    trainer.finish_loss = lambda loss: finish(loss + (-torch.inf if trainer.state.global_step else 0))
     trainer.train()
     trainer.engine.close()
     assert not same(weights.after[0], weights.after[1]) and same(weights.after[1], weights.after[2])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.zero.jobs import CONTROLLED, EMPTY, IDLE, LARGE, PAIRWISE, SEVERAL_LOOPS
+from tests.training.zero.jobs import CONTROLLED, EMPTY, ENDED, IDLE, LARGE, PAIRWISE, SEVERAL_LOOPS, SKIPPING
 from tests.training.zero.taped import Job, train
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,7 +48,7 @@ def in_two_processes(torchrun, tmp_path_factory):
 @pytest.fixture(scope="session")
 def pair(in_two_processes):
     """What each rank found, by job, for all jobs of the suite."""
-    return in_two_processes([*PAIRWISE, *IDLE, *EMPTY, *LARGE, *SEVERAL_LOOPS, CONTROLLED])
+    return in_two_processes([*PAIRWISE, *IDLE, *EMPTY, *LARGE, *SEVERAL_LOOPS, *SKIPPING, ENDED, CONTROLLED])
 
 
 @pytest.fixture(scope="session")

@@ -31,4 +31,6 @@ LARGE = [Job(stage, accumulation=2, width=256, steps=1) for stage in (1, 2, 3)]
 CONTROLLED = Job(2, control=True)
 SEVERAL_LOOPS = [Job(3, estimator=name) for name in ("truncated", "full_checkpointed")]
 ESTIMATORS = [Job(3, estimator=name) for name in ("recompute", "full")]
+SKIPPING = [Job(stage, nonfinite="1 2") for stage in (1, 2, 3)]
+ENDED = Job(2, nonfinite="1 2 3")
 OFFLOADED = [Job(stage, offload=True) for stage in (2, 3)]

@@ -18,6 +18,7 @@ from deepspeed.utils import safe_get_full_grad
 from transformers import TrainerCallback
 
 from looprl.data.tokenizer import build_tokenizer
+from looprl.errors import UserError
 from looprl.models import LoopLMConfig, LoopLMForCausalLM
 from looprl.rollout.record import RolloutRecord
 from looprl.training.callbacks import show_only_progress_line
@@ -45,6 +46,7 @@ class Job:
     estimator: str = "reuse"
     offload: bool = False
     control: bool = False
+    nonfinite: str = ""  # steps before which the last rank's loss is infinite
     processes: int = 2
 
     @property
@@ -109,9 +111,14 @@ class Tape:
 
 
 class TapedTrainer(LoopedGRPOTrainer):
-    def __init__(self, *args, tape, **kwargs):
-        self.tape = tape
+    def __init__(self, *args, tape, nonfinite_steps, **kwargs):
+        self.tape, self.nonfinite_steps = tape, nonfinite_steps
         super().__init__(*args, **kwargs)
+
+    def finish_loss(self, loss):
+        last = self.accelerator.process_index == self.accelerator.num_processes - 1
+        fails = last and str(self.state.global_step) in self.nonfinite_steps
+        return super().finish_loss(loss - torch.inf if fails else loss)  # its own gradient stays finite
 
     def make_rollouts(self, **trl_settings):
         config = self.model.config
@@ -153,8 +160,17 @@ class Gradients(TrainerCallback):
 
     def __init__(self, trainer):
         self.trainer, self.steps = trainer, []
+        self.moved = []  # whether the step has changed the weights
+        self.weights = self.weights_now()
         self.products, self.log = [], trainer.estimator.on_solved  # of this process, by micro-batch
         trainer.estimator = replace(trainer.estimator, on_solved=self.solved)
+
+    def weights_now(self):
+        return {name: weight.clone() for name, weight in gathered(self.trainer.model)}
+
+    def on_step_end(self, *args, **kwargs):
+        before, self.weights = self.weights, self.weights_now()
+        self.moved.append(any(not torch.equal(before[name], self.weights[name]) for name in before))
 
     def solved(self, solution):
         self.products.append(int(solution.steps.max()))
@@ -213,16 +229,22 @@ def train(job, folder):
         Dataset.from_dict({"prompt": PROMPTS}),
         processing_class=tokenizer,
         tape=job.tape,
+        nonfinite_steps=job.nonfinite.split(),
     )
     gradients = Gradients(trainer)
     trainer.add_callback(gradients)
     show_only_progress_line(trainer)
-    trainer.train()
+    error = None
+    try:
+        trainer.train()
+    except UserError as raised:
+        error = str(raised)
     logs = [row for row in trainer.state.log_history if "loss" in row]
-    weights = {name: weight.clone() for name, weight in gathered(trainer.model)}
+    weights = gradients.weights_now()
     if trainer.deepspeed is not None:
         trainer.deepspeed.destroy()
-    return {"gradients": gradients.steps, "products": gradients.products, "logs": logs, "weights": weights}
+    found = {"gradients": gradients.steps, "products": gradients.products, "moved": gradients.moved}
+    return found | {"logs": logs, "weights": weights, "error": error}
 
 
 def main(jobs, folder):
