@@ -1,6 +1,7 @@
-"""Ten steps with a real engine in each rank, whose weights are read back after every sync.
+"""Ten steps with a real engine in each rank, whose weights are read back after every sync; and again from the fifth.
 
-Run by torchrun: synced.py FOLDER STAGE TIED
+The second training goes on from the first one's checkpoint, and the last rank's engine fails in its eighth step. The
+third finds nothing to do. Run by torchrun: synced.py FOLDER STAGE TIED
 """
 
 import faulthandler
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from accelerate.state import AcceleratorState, GradientState
 from datasets import Dataset
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -22,7 +24,7 @@ from looprl.training.trainer import LoopedGRPOTrainer
 from looprl.training.zero import gathered
 from tests.training.zero.taped import make_model, sharding_everything
 
-HANGS, STEPS = 120, 10
+HANGS, STEPS, RESUMED, FAILING = 240, 10, 5, 7
 
 
 @torch.no_grad()
@@ -48,55 +50,75 @@ def even_tokens(completion_ids, **columns):
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
-def main(folder, stage, tied):
-    faulthandler.dump_traceback_later(HANGS, exit=True)
-    tokenizer = build_tokenizer()
-    args = LoopedGRPOConfig(
-        output_dir=folder,
-        per_device_train_batch_size=4,
-        num_generations=8,  # a group is shared by both ranks
-        max_completion_length=12,
-        max_steps=STEPS,
-        learning_rate=1e-3,
-        deepspeed=sharding_everything(int(stage)),
-    )
-    trainer = LoopedGRPOTrainer(
-        make_model(tokenizer, tied == "tied", 64),
-        even_tokens,
-        args,
-        Dataset.from_dict({"prompt": ["Tom has 12 apples.", "Ann has 7 coins."] * 4}),
-        processing_class=tokenizer,
-    )
-    show_only_progress_line(trainer)
-    # a third of the vocabulary ends a completion, so that lengths differ
-    trainer.vllm_generation.sampling = replace(trainer.sampling(), stop_token_ids=tuple(range(len(tokenizer) // 3)))
-    sync_weights = trainer.vllm_generation.sync_weights
-    checksums = []
+class Training:
+    """A trainer, and what is seen of it: checksums of its weights and its engine's by sync, samples, their lengths."""
 
-    def sync_and_compare():
-        sync_weights()
-        ours = dict(gathered(trainer.model))
+    def __init__(self, folder, stage, tied):
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
+        tokenizer = build_tokenizer()
+        args = LoopedGRPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=4,
+            num_generations=8,  # a group is shared by both ranks
+            max_completion_length=12,
+            max_steps=STEPS,
+            save_steps=RESUMED,
+            learning_rate=1e-3,
+            deepspeed=sharding_everything(int(stage)),
+        )
+        self.trainer = LoopedGRPOTrainer(
+            make_model(tokenizer, tied == "tied", 64),
+            even_tokens,
+            args,
+            Dataset.from_dict({"prompt": ["Tom has 12 apples.", "Ann has 7 coins."] * 4}),
+            processing_class=tokenizer,
+            on_completions=lambda name, rows: self.samples.append([row["completion"] for row in rows]),
+        )
+        show_only_progress_line(self.trainer)
+        rollouts = self.trainer.vllm_generation
+        # a third of the vocabulary ends a completion, so that lengths differ
+        rollouts.sampling = replace(rollouts.sampling, stop_token_ids=tuple(range(len(tokenizer) // 3)))
+        self.sync_weights, self.draw = rollouts.sync_weights, rollouts._draw
+        rollouts.sync_weights, rollouts._draw = self.sync_and_compare, self.draw_and_measure
+        self.checksums, self.samples, self.longest, self.fails_at = [], [], [], None
+
+    def sync_and_compare(self):
+        self.sync_weights()
+        ours = dict(gathered(self.trainer.model))
         if "lm_head.weight" not in ours:
             ours["lm_head.weight"] = ours["model.embed_tokens.weight"]
-        theirs = {name: weight[: len(ours[name])] for name, weight in weights_of(trainer.engine).items()}
-        checksums.append((checksum(ours), checksum(theirs)))
+        theirs = {name: weight[: len(ours[name])] for name, weight in weights_of(self.trainer.engine).items()}
+        self.checksums.append((checksum(ours), checksum(theirs)))
 
-    trainer.vllm_generation.sync_weights = sync_and_compare
-    samples, longest = [], []
-    trainer.on_completions = lambda name, rows: samples.append([row["completion"] for row in rows])
-    generate = trainer.engine.generate
-
-    def generate_and_measure(*args):
-        records = generate(*args)
-        longest.append(max(len(record.completion_ids) for record in records))
+    def draw_and_measure(self, engine, *args):
+        if self.fails_at == self.trainer.state.global_step:
+            self.fails_at = None
+            engine.llm.generate = None  # what it calls
+        records = self.draw(engine, *args)
+        self.longest.append(max(len(record.completion_ids) for record in records))
         return records
 
-    trainer.engine.generate = generate_and_measure
-    trainer.train()
-    sync_and_compare()
-    logs = [row for row in trainer.state.log_history if "loss" in row]
-    found = {"checksums": checksums, "logs": logs, "samples": samples, "longest": longest}
-    torch.save(found, Path(folder) / f"rank{os.environ['RANK']}.pt")
+    def run(self, resume=None, fails_at=None):
+        """Train to the end and sync once more; everything that was seen."""
+        self.fails_at = fails_at
+        self.trainer.train(resume_from_checkpoint=resume)
+        self.sync_and_compare()
+        logs = [row for row in self.trainer.state.log_history if "loss" in row]
+        found = {"checksums": self.checksums, "logs": logs, "samples": self.samples, "longest": self.longest}
+        if self.trainer.deepspeed is not None:
+            self.trainer.deepspeed.destroy()
+        return found | {"restarts": self.trainer.vllm_generation.restarts}
+
+
+def main(folder, stage, tied):
+    faulthandler.dump_traceback_later(HANGS, exit=True)
+    rank = int(os.environ["RANK"])
+    whole = Training(folder, stage, tied).run()
+    fifth = str(Path(folder) / "checkpoints" / f"step-{RESUMED}")
+    resumed = Training(folder, stage, tied).run(fifth, FAILING if rank == 1 else None)
+    done = Training(folder, stage, tied).run(True)
+    torch.save({"whole": whole, "resumed": resumed, "done": done}, Path(folder) / f"rank{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.training.zero.synced import STEPS
+from tests.training.zero.synced import FAILING, RESUMED, STEPS
 
 
 @pytest.fixture(
@@ -11,12 +11,17 @@ from tests.training.zero.synced import STEPS
     params=[(3, "tied"), pytest.param((2, "untied"), marks=pytest.mark.slow)],
     ids=lambda values: f"zero{values[0]}-{values[1]}",
 )
-def ranks(request, torchrun, tmp_path_factory):
+def trainings(request, torchrun, tmp_path_factory):
     stage, tied = request.param
     folder = tmp_path_factory.mktemp("synced")
     done = torchrun("synced.py", folder, stage, tied)
     assert done.returncode == 0, done.stderr[-4000:]
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def ranks(trainings):
+    return [rank["whole"] for rank in trainings]
 
 
 def test_every_engine_has_the_trainers_weights_after_every_sync(ranks):
@@ -43,3 +48,25 @@ def test_completions_of_different_lengths_in_the_ranks_stop_nothing(ranks):
     lengths = list(zip(*(rank["longest"] for rank in ranks), strict=True))
     assert len(ranks[0]["logs"]) == len(lengths) == STEPS
     assert any(one > other for one, other in lengths) and any(one < other for one, other in lengths)
+
+
+def test_a_training_that_is_gone_on_with_is_the_same_from_its_first_rollout_on(trainings):
+    """Weights of trainer and engine at every sync, samples and metrics; one engine is replaced on the way."""
+    for whole, resumed in ((rank["whole"], rank["resumed"]) for rank in trainings):
+        assert len(resumed["checksums"]) == STEPS + 1 - RESUMED
+        assert resumed["checksums"] == whole["checksums"][RESUMED:]
+        assert resumed["samples"] == whole["samples"][RESUMED:]
+        assert [log["step"] for log in resumed["logs"]] == list(range(1, STEPS + 1))
+        for name in ("loss", "grad_norm", "replay/logprob_gap_max"):
+            assert [log[name] for log in resumed["logs"]] == [log[name] for log in whole["logs"]]
+
+
+def test_an_engine_that_fails_in_one_rank_is_replaced_and_counted_once(trainings):
+    assert [(rank["whole"]["restarts"], rank["resumed"]["restarts"]) for rank in trainings] == [(0, 0), (0, 1)]
+    logs = trainings[0]["resumed"]["logs"][RESUMED:]
+    assert [log["dropped/engine_restarts"] for log in logs] == [step == FAILING for step in range(RESUMED, STEPS)]
+
+
+def test_a_training_that_is_done_has_the_weights_of_its_end(trainings):
+    for rank in trainings:
+        assert rank["done"]["checksums"] == rank["whole"]["checksums"][-1:]
