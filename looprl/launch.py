@@ -19,6 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from looprl.errors import UserError
 
 _SHOWN_LINES = 40
+_SECONDS_TO_SAVE = 600  # after SIGTERM or Ctrl-C; a rank that outlives a failed one has 30, as it may hang
 
 
 def launch(arguments: Sequence[str], processes: int) -> int:
@@ -45,6 +46,7 @@ def run_ranks(arguments: Sequence[str], processes: int) -> int:
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             max_restarts=0,
+            shutdown_timeout=int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SECONDS_TO_SAVE)),
             logs_specs=DefaultLogsSpecs(log_dir=logs, redirects=others),
         )
         try:

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from looprl.checkpoints import CheckpointStore, step_of
-from looprl.errors import Terminated, UserError
+from looprl.errors import Terminated
 from looprl.launch import launch
 from looprl.measure.evaluate import EvalSet, Evaluation
 from looprl.measure.report import write_report

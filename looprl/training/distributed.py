@@ -55,17 +55,16 @@ def check_processes(state: PartialState) -> None:
 
 def from_main_process(call: Callable[[], _Result]) -> _Result:
     """What `call` gives the main process, or the UserError that it raises there, in every process; all have to ask."""
-    outcome: list[Any] = [None, None]
+    outcome: list[Any] = [None, None]  # result and error
     if PartialState().is_main_process:
         try:
             outcome[0] = call()
         except UserError as error:
             outcome[1] = error
     broadcast_object_list(outcome)
-    result, error = outcome
-    if error is not None:
-        raise error
-    return result
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
 
 
 def _is_no_false_alarm(record: logging.LogRecord) -> bool:

@@ -18,7 +18,8 @@ HARMLESS = frozenset(
         *("num_completions_to_print", "log_unique_prompts", "report_to", "run_name", "project", "trackio_space_id"),
         *("save_strategy", "save_steps", "save_total_limit", "save_only_model", "eval_every", "control_every"),
         *("hub_token", "push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push"),
-        *("vllm_gpu_memory_utilization", "rollout_timeout", "dataloader_num_workers", "local_rank"),
+        *("vllm_gpu_memory_utilization", "rollout_timeout", "dataloader_num_workers", "local_rank", "ddp_timeout"),
+        "num_processes",  # looprl's launcher alone is told it; how many there are is the checkpoint's to say
     }
 )
 _STEADY_SCHEDULES = ("constant", "constant_with_warmup")

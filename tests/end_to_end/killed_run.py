@@ -1,5 +1,7 @@
 """`looprl` in a process that sends itself a signal at a chosen moment: killed_run.py SIGNAL MOMENT STEP ...
 
+Of several ranks one does so: the first where only that one comes to the moment, else another at each step.
+
 The moments lie inside what they are named after: tokens are drawn but their states not yet taken, the loss is there
 but no gradient, some gradients are there and others not, the weights have moved but the scheduler has not, half of a
 file of the checkpoint is written, or all of it but not yet its name.
@@ -19,13 +21,16 @@ from looprl.rollout.engine import RolloutEngine
 from looprl.training.trainer import LoopedGRPOTrainer
 
 MOMENTS = ("rollout", "reward", "scoring", "backward", "optimizer", "half a file", "unnamed", "between names")
+OF_THE_FIRST = ("unnamed", "between names")
 
 
 def main(sent: signal.Signals, moment: str, step: int, arguments: list[str]) -> int:
     now = {"step": -1}  # steps done
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    chosen = rank == (0 if moment in OF_THE_FIRST else step % ranks)
 
     def die() -> None:
-        if now["step"] == step:
+        if now["step"] == step and chosen:
             os.kill(os.getpid(), sent)
 
     def after(owner, name):
@@ -50,7 +55,7 @@ def main(sent: signal.Signals, moment: str, step: int, arguments: list[str]) -> 
 
     def half_saved(content, file, *args, **kwargs):
         whole_save(content, file, *args, **kwargs)
-        if now["step"] == step:
+        if now["step"] == step and chosen:
             with open(file, "r+b") as stream:
                 stream.truncate(Path(file).stat().st_size // 2)
         die()

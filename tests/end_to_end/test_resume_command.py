@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -137,30 +138,77 @@ def test_what_cannot_be_exported_is_said_and_nothing_is_written(whole_run, tmp_p
     assert [path.name for path in tmp_path.rglob("*")] == ["used", "mine"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_a_run_of_30_steps_that_is_killed_20_times_ends_as_one_that_never_was(looprl, start_looprl, tmp_path):
-    """At every moment twice, at random steps, and four times whenever a random delay is over."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    flags = ("--max_steps", 30, "--save_steps", 1)
-    looprl(*RUN, "--output_dir", whole, *flags)
-    choice = random.Random(0)
-    moments = [*MOMENTS, *MOMENTS, *[None] * 4]
+def kill_again_and_again(moments, whole, killed, kill, start):
+    """Kill a run of 30 steps at each moment, None being any, and go on with it each time, at the end without a kill."""
+    choice, flags = random.Random(0), ("--max_steps", 30, "--save_steps", 1)
     choice.shuffle(moments)
-    assert len(moments) == 20
     for moment in moments:
         resume = ("--resume",) if killed.exists() else ()
         done = read_metrics(killed)[-1]["step"] if (killed / "metrics.jsonl").exists() else 0
         assert done < 30
         if moment is not None:
-            kill_at(moment, min(done + choice.randint(0, 1), 29), killed, *flags, *resume)
+            kill(moment, min(done + choice.randint(0, 1), 29), killed, *flags, *resume)
             continue
-        process = start_looprl(*RUN, "--output_dir", killed, *flags, *resume)
+        process = start("--output_dir", killed, *flags, *resume)
         while not ((killed / "metrics.jsonl").exists() and read_metrics(killed)[-1]["step"] > done):
             assert process.poll() is None
             time.sleep(0.02)
         time.sleep(choice.uniform(0, 1))
         process.kill()
         process.communicate()
-    looprl(*RUN, "--output_dir", killed, *flags, "--resume")
+    start("--output_dir", whole, *flags).communicate()
+    start("--output_dir", killed, *flags, "--resume").communicate()
     assert_same_run(whole, killed, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_run_of_30_steps_that_is_killed_20_times_ends_as_one_that_never_was(start_looprl, tmp_path):
+    """At every moment twice, at random steps, and four times whenever a random delay is over."""
+    moments = [*MOMENTS, *MOMENTS, *[None] * 4]
+    assert len(moments) == 20
+    start = partial(start_looprl, *RUN)
+    kill_again_and_again(moments, tmp_path / "whole", tmp_path / "killed", kill_at, start)
+
+
+def kill_a_rank_at(stage, moment, step, folder, *flags):
+    """As `kill_at`, in two ranks, of which one sends itself the signal; the launcher ends the other."""
+    script = ("tests/end_to_end/killed_run.py", "SIGKILL", moment, step, *RUN, *of_two(stage), "--output_dir", folder)
+    call = "import sys; from looprl.launch import run_ranks; sys.exit(run_ranks(sys.argv[1:], 2))"
+    command = [sys.executable, "-c", call, *map(str, (*script, *flags))]
+    environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "ended with signal SIGKILL; the others were stopped" in done.stderr, done.stderr
+
+
+def of_two(stage):
+    return ("--zero_stage", stage, "--per_device_train_batch_size", 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_ranks_that_are_killed_5_times_in_30_steps_end_as_if_they_never_were(stage, start_looprl, tmp_path):
+    """Four times one rank kills itself, wherever it is; once the launcher is killed."""
+    moments = {2: ["rollout", "scoring", "half a file", "optimizer", None], 3: [*MOMENTS[3:4], *MOMENTS[5:], None]}
+    start = partial(start_looprl, *RUN, *of_two(stage), "--num_processes", 2)
+    kill = partial(kill_a_rank_at, stage)
+    kill_again_and_again(moments[stage], tmp_path / "whole", tmp_path / "killed", kill, start)
+
+
+@pytest.mark.slow
+def test_sigterm_has_every_rank_stop_at_a_checkpoint_and_the_run_goes_on(looprl, start_looprl, tmp_path):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    flags = (*RUN, *of_two(3), "--num_processes", 2, "--max_steps", 60, "--save_steps", 100)
+    process = start_looprl(*flags, "--output_dir", stopped)
+    while not (stopped / "metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    _, messages = process.communicate(timeout=120)
+    assert process.returncode == 143 and "go on with --resume" in messages and "Traceback" not in messages
+    (checkpoint,) = (stopped / "checkpoints").iterdir()
+    assert 1 <= int(checkpoint.name.removeprefix("step-")) < 60
+    looprl(*flags, "--output_dir", stopped, "--resume")
+    looprl(*flags, "--output_dir", whole)
+    assert_same_run(whole, stopped, 60)

@@ -6,6 +6,7 @@ from importlib.metadata import version
 import deepspeed
 import pytest
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
+from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
@@ -34,6 +35,13 @@ def test_skipping_an_op_lasts():
 def test_the_optimizers_keep_what_the_memory_report_reads(optimizer, names):
     source = inspect.getsource(optimizer)
     assert all(f"self.{name} =" in source for name in names)
+
+
+def test_the_engine_says_whether_it_left_out_an_update():
+    """Which its optimizers do by the norm of all gradients, in single precision too."""
+    assert "self._step_applied = not overflow" in inspect.getsource(DeepSpeedEngine._take_model_step)
+    for optimizer in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
+        assert "is_invalid_grad_norm(scaled_global_grad_norm)" in inspect.getsource(optimizer.step)
 
 
 def test_accelerate_steps_within_its_backward():
