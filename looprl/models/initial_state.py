@@ -19,9 +19,14 @@ InitialState = Literal["zero", "drawn"]
 CUT = 3  # standard deviations at which the normal distribution ends
 
 
+def is_drawable(config: PretrainedConfig) -> bool:
+    """Whether the model of this configuration has a published distribution of initial states."""
+    return bool(getattr(config, "initial_state_std", None))
+
+
 def check_drawable(config: PretrainedConfig) -> None:
-    """UserError unless the model of this configuration has a published distribution of initial states."""
-    if not getattr(config, "initial_state_std", None):
+    """UserError unless `is_drawable`."""
+    if not is_drawable(config):
         kind = getattr(config, "state_init", None)
         raise UserError(
             f"initial_state is 'drawn', but {config.model_type} publishes no distribution of initial states"
