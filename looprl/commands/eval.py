@@ -22,6 +22,7 @@ from looprl.measure.eval_report import eval_cells, eval_notes, write_eval
 from looprl.measure.eval_samples import EvalSamples
 from looprl.measure.report import REPORT_FILE
 from looprl.models import LoopedForCausalLM, load_model
+from looprl.models.initial_state import check_drawable
 from looprl.recipe import parse_recipe, recipe_name
 from looprl.recipe_file import load_recipe
 from looprl.rollout.engine import RolloutEngine, Sampling
@@ -32,8 +33,8 @@ from looprl.training.eval_config import EvalConfig, EvalRecipe, Evaluated, load_
 # What the completions depend on, beside the numbers of loops. The weights are compared, wherever they lie.
 _DECISIVE = (
     "weights", "reward", "seed", "k", "batch_size", "temperature", "max_completion_length", "kv_policy",
-    "dataset", "task_options", "eval_dataset", "eval_split", "eval_size", "transfer_dataset", "transfer_split",
-    "transfer_task_options", "transfer_size", "transfer_reward", "transfer_max_completion_length",
+    "initial_state", "dataset", "task_options", "eval_dataset", "eval_split", "eval_size", "transfer_dataset",
+    "transfer_split", "transfer_task_options", "transfer_size", "transfer_reward", "transfer_max_completion_length",
 )  # fmt: skip
 
 
@@ -48,6 +49,8 @@ def run(argv: list[str]) -> int:
     evaluated = load_evaluated(recipe)
     path = with_shipped(recipe.model)
     model = load_model(path)
+    if args.initial_state == "drawn":
+        check_drawable(model.config)
     tokenizer = AutoTokenizer.from_pretrained(path)
     window = _window(evaluated, tokenizer, args.max_completion_length, model.config.max_position_embeddings)
     plan = _plan(evaluated, args, model, tokenizer)
@@ -132,6 +135,7 @@ def _engine(model: LoopedForCausalLM, samples: EvalSamples, window: int, args: E
         model.config,
         num_loops=samples.num_loops,
         kv_policy=args.kv_policy or model.config.kv_policy,
+        initial_state=args.initial_state,
         max_model_len=window,
         max_num_seqs=args.batch_size,
         dtype=model.dtype,

@@ -29,11 +29,13 @@ class Unrolled:
 
 
 @torch.no_grad()
-def unroll(model: LoopedForCausalLM, batch: TokenBatch, num_loops: int) -> Unrolled:
-    """Run `num_loops` loops on the full sequences and keep all states."""
+def unroll(
+    model: LoopedForCausalLM, batch: TokenBatch, num_loops: int, initial_state: Tensor | None = None
+) -> Unrolled:
+    """Run `num_loops` loops on the full sequences, from z_0 [B, T, d] or the model's own, and keep all states."""
     context = model.model.context(batch.input_ids, batch.attention_mask)
     injected = model.model.prelude(batch.input_ids, batch.attention_mask, context)
-    states = [model.model.initial_state(injected)]
+    states = [model.model.initial_state(injected) if initial_state is None else initial_state.to(injected.dtype)]
     for _ in range(num_loops):
         states.append(model.model.core(states[-1], injected, *context))
     return Unrolled(batch, context, injected, tuple(states))

@@ -17,6 +17,7 @@ from looprl.measure.fixed_point import (
     state_variances,
     unroll,
 )
+from looprl.measure.initial_states import StartGap, start_gaps
 from looprl.measure.reuse import ReuseRow, compare_with_full, policy_batches
 from looprl.models.contract import LoopedForCausalLM
 from looprl.rollout.record import KVPolicy
@@ -71,7 +72,7 @@ class Inspection:
     """The health of a model with R = `num_loops`; `kv_policy` is that of the decoding whose states are reused.
 
     loops: rows for r = 1, 2, ... beyond R. tokens_not_converging: those whose residual is still above TOKEN_TOLERANCE
-    after the last of them. tokens: real tokens in all.
+    after the last of them. tokens: real tokens in all. initial_states: none where the family has but one.
     """
 
     num_loops: int
@@ -82,6 +83,7 @@ class Inspection:
     spectral_radius: SpectralRadius
     kv: KVLikelihood
     reuse: tuple[ReuseRow, ...]
+    initial_states: tuple[StartGap, ...] = ()
 
     def after(self, loop: int) -> LoopRow:
         """The row of a loop."""
@@ -116,6 +118,8 @@ def inspect_model(
     on_progress("spectral radius")
     radii = torch.cat([spectral_radii(model, unrolled, num_loops, POWER_ITERATIONS, generator) for unrolled in many])
     del many
+    on_progress("initial states")
+    starts = start_gaps(model, batches, num_loops, seed)
     on_progress("likelihood under both K/V policies")
     decoded = {
         policy: [decode(model, batch, num_loops, policy) for batch in batches] for policy in ("terminal", "per_loop")
@@ -139,6 +143,7 @@ def inspect_model(
         ),
         kv=_kv_likelihood(batches, decoded["terminal"], decoded["per_loop"]),
         reuse=tuple(reuse),
+        initial_states=starts,
     )
 
 

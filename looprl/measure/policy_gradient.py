@@ -9,6 +9,7 @@ from torch import Tensor
 from looprl.gradients import AdjointSolution, Estimator
 from looprl.gradients.estimator import ReplayFrom
 from looprl.models.contract import LoopedForCausalLM, at_least_fp32
+from looprl.models.initial_state import drawn_initial_state
 
 Gradients = dict[str, Tensor]
 ALL = "all"
@@ -21,7 +22,8 @@ class PolicyBatch:
 
     input_ids, attention_mask: [B, P + C]. weights: [B, C], the coefficient of each completion token's log-prob in the
     objective (advantage over normaliser; 0 for padding). states: [B, P + C - 1, d] by which state they are, for
-    estimators that reuse the rollout's. sampler_logps: [B, C].
+    estimators that reuse the rollout's. sampler_logps: [B, C]. initial_state_seed: what z_0 was drawn from, for the
+    other estimators; None for the model's own z_0.
     """
 
     input_ids: Tensor
@@ -30,6 +32,7 @@ class PolicyBatch:
     states: Mapping[ReplayFrom, Tensor]
     sampler_logps: Tensor
     temperature: float = 1.0
+    initial_state_seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,20 @@ def policy_gradient(
 
     ValueError when the estimator replays a state that the batch does not hold.
     """
-    state = None
+    ids, mask = batch.input_ids[:, :-1], batch.attention_mask[:, :-1]
+    state: Tensor | None
     if estimator.state_from == "rollout":
         if estimator.replay_from not in batch.states:
             raise ValueError(f"the rollouts hold no {estimator.replay_from} states to replay from")
         state = batch.states[estimator.replay_from]
+    else:
+        state = drawn_initial_state(model.config, batch.initial_state_seed, ids, mask)
     solutions: list[AdjointSolution] = []
     completion_length = batch.weights.shape[1]
     with torch.enable_grad():
         output = model(
-            batch.input_ids[:, :-1],
-            batch.attention_mask[:, :-1],
+            ids,
+            mask,
             num_loops=num_loops,
             initial_state=state,
             loop_runner=replace(estimator, on_solved=solutions.append),

@@ -10,6 +10,8 @@ The thresholds, all of them, with their reasons:
   one of fewer than `LEAST_KV_TOKENS` (50) tokens has no standard error to speak of.
 - `ENDPOINT_GAP` (.02 nats): from the endpoint the policy is that of loop R + 1, and the gap goes into every ratio of
   policies. A tenth of the usual clip range of .2.
+- `START_GAP` (.02 nats): from another initial state the policy is another one; the same size as `ENDPOINT_GAP`. The
+  endpoints must not lie further apart than `RESTING_RESIDUAL` either.
 - `DEPTH_GAIN` (.02 nats per token): the change of likelihood from which another number of loops is worth naming.
 """
 
@@ -24,6 +26,7 @@ from looprl.measure.reuse import ReuseRow
 RESTING_RESIDUAL = 0.05
 KV_DIFFERENCE = 0.02
 ENDPOINT_GAP = 0.02
+START_GAP = 0.02
 DEPTH_GAIN = 0.02
 LEAST_KV_TOKENS = 50
 
@@ -39,20 +42,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The findings, and the recipe keys that follow from them."""
+    """The findings, and the recipe keys that follow from them; no initial_state where the family has but one."""
 
     converges: Finding
     terminal_kv: Finding
     reuse_from_penultimate: Finding
     reuse_from_endpoint: Finding
     depth: Finding
+    initial_state: Finding | None
     recipe: dict[str, Any]
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """All of them, in the order in which they are read."""
         reuse = (self.reuse_from_penultimate, self.reuse_from_endpoint)
-        return (self.converges, self.terminal_kv, *reuse, self.depth)
+        start = () if self.initial_state is None else (self.initial_state,)
+        return (self.converges, *start, self.terminal_kv, *reuse, self.depth)
 
 
 def judge(inspection: Inspection) -> Verdict:
@@ -64,6 +69,7 @@ def judge(inspection: Inspection) -> Verdict:
         reuse_from_penultimate=penultimate,
         reuse_from_endpoint=endpoint,
         depth=_depth(inspection),
+        initial_state=_initial_state(inspection) if inspection.initial_states else None,
         recipe=_recipe(inspection, penultimate.safe, endpoint.safe),
     )
 
@@ -100,6 +106,22 @@ def _converges(inspection: Inspection) -> Finding:
     if not safe:
         answer += ". A depth prior in pretraining helps"
     return Finding("Does the loop converge?", safe, f"{answer}.")
+
+
+def _initial_state(inspection: Inspection) -> Finding:
+    apart = max(gap.distance for gap in inspection.initial_states)
+    changed = max(gap.logprob_gap_mean for gap in inspection.initial_states)
+    safe = all(
+        gap.distance <= RESTING_RESIDUAL and gap.logprob_gap_mean <= START_GAP for gap in inspection.initial_states
+    )
+    answer = (
+        f"{'Yes' if safe else 'No'}: from zero and from two drawn initial states the endpoints are up to "
+        f"{_percent(apart)} apart (the same: at most {_percent(RESTING_RESIDUAL)}) and the log-probs {changed:.2g} "
+        f"nats (at most {START_GAP}), on average over tokens"
+    )
+    if not safe:
+        answer += ". Use the initial_state that the model was trained with, or more loops"
+    return Finding("Is the endpoint the same whatever the initial state?", safe, f"{answer}.")
 
 
 def _terminal_kv(inspection: Inspection) -> Finding:

@@ -50,6 +50,7 @@ class ParcaeConfig(PublishedConfig):
     logit_softcap: float | None = None
     tie_embeddings: Derived = None
     init_strategy: str = "scaled-zero"
+    state_init: str = "like-init"
     injection_type: str = "diagonal"
     recurrent_embedding_dimension: Derived = None
     recurrent_intermediation_embedding_dimension: Derived = None
@@ -122,6 +123,11 @@ class ParcaeConfig(PublishedConfig):
     def value_layers(self) -> list[int]:
         """Layers whose values a table adds to: those with both a table and a gate."""
         return sorted(set(self.value_tables) & set(self.value_gates))
+
+    @property
+    def initial_state_std(self) -> float | None:
+        """Standard deviation of drawn initial states, before they are scaled as the embeddings are."""
+        return (2 / (5 * self.n_embd)) ** 0.5 if self.state_init == "like-init" else None
 
     def inverse_frequencies(self) -> tuple[Tensor, float]:
         """As `rope.frequencies`."""

@@ -95,6 +95,11 @@ class RavenConfig(PublishedConfig):
         """Factor on the embeddings."""
         return self.n_embd**0.5 if self.body == "huginn" else self.init_values.get("embed_scale", 1.0)
 
+    @property
+    def initial_state_std(self) -> float:
+        """Standard deviation of drawn initial states, before they are scaled as the embeddings are."""
+        return self.init_values["std"]
+
     def inverse_frequencies(self) -> tuple[torch.Tensor, float]:
         """As `rope.frequencies`."""
         if self.body == "huginn":

@@ -200,7 +200,7 @@ class ParcaeForCausalLM(LoopedForCausalLM, ParcaePreTrainedModel):
     FAMILY = Family(
         title="Parcae",
         examples=("SandyResearch/parcae-140m", "SandyResearch/parcae-1.3b"),
-        loop="diagonal decay of the state plus B e; zero initial state",
+        loop="diagonal decay of the state plus B e; zero or drawn initial state",
     )
 
     @classmethod

@@ -171,7 +171,7 @@ class RavenForCausalLM(LoopedForCausalLM, RavenPreTrainedModel):
     FAMILY = Family(
         title="Huginn; retrofitted recurrence (Llama and OLMo-2 bodies)",
         examples=("tomg-group-umd/huginn-0125", "smcleish/Recurrent-*"),
-        loop="linear injection of concat[z, e]; zero initial state",
+        loop="linear injection of concat[z, e]; zero or drawn initial state",
     )
 
     @classmethod

@@ -16,8 +16,9 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from looprl.errors import UserError
+from looprl.models.initial_state import InitialState, check_drawable
 from looprl.rollout.plugin import architecture
-from looprl.rollout.random_state import preserved_random_state
+from looprl.rollout.random_state import initial_state_seed, preserved_random_state
 from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
 from looprl.rollout.safetensors_bytes import pack, unpack
 from looprl.rollout.vllm_process import contained_start, kept_process_group
@@ -71,6 +72,8 @@ class RolloutEngine:
         num_loops: int | None = None,
         state_kind: StateKind = "penultimate",
         kv_policy: KVPolicy = "terminal",
+        initial_state: InitialState = "zero",
+        seed: int = 0,
         max_model_len: int = 1024,
         max_num_seqs: int = 256,
         dtype: torch.dtype = torch.float32,
@@ -80,11 +83,12 @@ class RolloutEngine:
     ):
         """Start vLLM on the architecture of `config`, with `num_loops` loops (default: the configuration's).
 
-        max_model_len: prompt and completion tokens together. max_num_seqs: sequences at a time. own_process: run the
-        engine in a process of its own, which schedules while prompts still arrive, so that a draw of several prompts
-        does not repeat. timeout: seconds after which a call to an engine in its own process gives it up for dead.
-        vllm_options go to `vllm.LLM` and win over what is chosen here. RolloutError when the window
-        exceeds the model's.
+        initial_state: where the loops start: zero, or drawn with each sync, from the run's `seed` and the policy
+        version. max_model_len: prompt and completion tokens together. max_num_seqs: sequences at a time. own_process:
+        run the engine in a process of its own, which schedules while prompts still arrive, so that a draw of several
+        prompts does not repeat. timeout: seconds after which a call to an engine in its own process gives it up for
+        dead. vllm_options go to `vllm.LLM` and win over what is chosen here. RolloutError when the window exceeds the
+        model's; UserError when the family publishes no distribution of initial states.
         """
         from vllm import LLM
 
@@ -92,11 +96,16 @@ class RolloutEngine:
         self.num_loops = config.num_loops if num_loops is None else num_loops
         self.state_kind: StateKind = state_kind
         self.kv_policy: KVPolicy = kv_policy
+        self.seed = seed
+        self.initial_state: InitialState = initial_state
+        self.initial_state_seed: int | None = None
         self.max_model_len = max_model_len
         self.own_process = own_process
         self.timeout = timeout
         self.policy_version: int | None = None
         self.preempted = 0
+        if initial_state == "drawn":
+            check_drawable(config)
         if max_model_len > config.max_position_embeddings:
             raise RolloutError(
                 f"a window of {max_model_len} tokens (prompt and completion) exceeds the model's "
@@ -116,7 +125,9 @@ class RolloutEngine:
                     num_loops=self.num_loops,
                     exported_state=state_kind,
                     kv_policy=kv_policy,
+                    initial_state=initial_state,
                 ),
+                seed=seed,
                 dtype=str(dtype).removeprefix("torch."),
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
@@ -153,12 +164,16 @@ class RolloutEngine:
     def sync_weights(self, named_tensors: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
         """Load the trainer's weights (transformers names) and forget every cached key, value and state.
 
-        ValueError when a tensor of the model is missing or unknown to it.
+        Where initial states are drawn, they are drawn anew. ValueError when a tensor of the model is missing or unknown
+        to it.
         """
         weights = {name: tensor.detach() for name, tensor in named_tensors}
         with self._all_or_nothing():
             self._drain()
             self.llm.collective_rpc("load_named_tensors", args=(pack(weights) if self.own_process else weights,))
+            if self.initial_state == "drawn":
+                self.initial_state_seed = initial_state_seed(self.seed, policy_version)
+                self.llm.collective_rpc("draw_initial_states", args=(self.initial_state_seed,))
         self.reset_prefix_cache()
         self.policy_version = policy_version
 
@@ -248,6 +263,7 @@ class RolloutEngine:
             num_loops=self.num_loops,
             kv_policy=self.kv_policy,
             policy_version=self.policy_version,
+            initial_state_seed=self.initial_state_seed,
             finish_reason=completion.finish_reason,
         )
 

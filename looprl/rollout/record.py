@@ -25,8 +25,8 @@ class RolloutRecord:
     prompt_ids: P token ids. completion_ids: G token ids, the stop token included. logprobs: [G], of each sampled
     token under the distribution it was drawn from. states: [P + G - 1, d], for every token that was fed (the
     last sampled one never was); state_kind says which: `penultimate` enters the last loop, `endpoint` leaves it.
-    policy_version: the optimizer step whose weights sampled it. Raises RolloutMismatchError on lengths that
-    do not fit together.
+    policy_version: the optimizer step whose weights sampled it. initial_state_seed: what z_0 was drawn
+    from, None for the model's own z_0. Raises RolloutMismatchError on lengths that do not fit together.
     """
 
     prompt_ids: tuple[int, ...]
@@ -38,6 +38,7 @@ class RolloutRecord:
     kv_policy: KVPolicy
     policy_version: int
     finish_reason: FinishReason
+    initial_state_seed: int | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -61,7 +62,14 @@ class RolloutRecord:
                 raise RolloutMismatchError(f"{name} is {value!r}; choose from {', '.join(choices)}")
 
     def check(
-        self, *, state_kind: StateKind, num_loops: int, kv_policy: KVPolicy, policy_version: int, hidden_size: int
+        self,
+        *,
+        state_kind: StateKind,
+        num_loops: int,
+        kv_policy: KVPolicy,
+        policy_version: int,
+        hidden_size: int,
+        initial_state_seed: int | None = None,
     ) -> None:
         """Raise RolloutMismatchError unless this record is what the trainer is about to replay."""
         expected = {
@@ -69,6 +77,7 @@ class RolloutRecord:
             "num_loops": num_loops,
             "kv_policy": kv_policy,
             "policy_version": policy_version,
+            "initial_state_seed": initial_state_seed,
         }
         for name, value in expected.items():
             if getattr(self, name) != value:

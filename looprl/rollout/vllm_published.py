@@ -8,12 +8,14 @@ tensor parallelism nor quantisation.
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention as PagedAttention
 
+from looprl.models.initial_state import drawn_states
 from looprl.models.registry import FAMILIES
 from looprl.rollout.twin import Twin
 
@@ -59,7 +61,12 @@ def paged_layers(vllm_config: VllmConfig) -> nn.ModuleList:
 
 @support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": -1})
 class PublishedModel(nn.Module):
-    """Everything that is compiled: tokens -> hidden states, penultimate state and endpoint, each [N, d]."""
+    """Everything that is compiled: tokens -> hidden states, penultimate state and endpoint, each [N, d].
+
+    initial_states: [max_model_len, d], by position, where they are drawn.
+    """
+
+    initial_states: Tensor | None
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
@@ -69,12 +76,23 @@ class PublishedModel(nn.Module):
         self.num_loops = config.num_loops
         self.looped = FAMILIES[config.model_type].MODEL(config)
         self.paged = paged_layers(vllm_config)
+        room = torch.zeros(vllm_config.model_config.max_model_len, config.hidden_size)
+        self.register_buffer("initial_states", room if config.initial_state == "drawn" else None, persistent=False)
+
+    def draw_initial_states(self, seed: int) -> None:
+        """Start the loops from the states of this seed, in place, as a captured graph reads them."""
+        assert self.initial_states is not None
+        self.initial_states.copy_(drawn_states(self.looped.config, seed, len(self.initial_states)))
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         looped, tokens = self.looped, input_ids[None]
         context = looped.context_at(tokens, positions[None], None, PagedBank(self.paged))
         injected = looped.prelude(tokens, context=context)
-        penultimate = endpoint = looped.initial_state(injected)
+        if self.initial_states is None:
+            state = looped.initial_state(injected)
+        else:
+            state = self.initial_states[positions][None]
+        penultimate = endpoint = state
         for _ in range(self.num_loops):
             penultimate, endpoint = endpoint, looped.core(endpoint, injected, *context)
         return looped.coda(endpoint, context)[0], penultimate[0], endpoint[0]

@@ -24,6 +24,10 @@ class WorkerCalls:
         named = unpack(tensors) if isinstance(tensors, bytes) else tensors
         self.model_runner.reload_weights(weights_iterator=iter(named.items()))
 
+    def draw_initial_states(self, seed: int) -> None:
+        """Draw the states that all sequences start from until the next call."""
+        self.model_runner.get_model().model.draw_initial_states(seed)
+
     def take_states(self, request_ids: list[str], packed: bool) -> dict[str, Tensor] | bytes:
         """Hand over and forget the states of these requests, as far as they have been copied."""
         connector = get_kv_transfer_group()

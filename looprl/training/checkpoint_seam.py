@@ -171,6 +171,11 @@ class CheckpointSeam(GRPOTrainer):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """transformers looks for the model's own names of its tensors, but they are saved under the published ones."""
+        saved = load_model(resume_from_checkpoint).state_dict()
+        self._issue_warnings_after_load((model or self.model).load_state_dict(saved, strict=False))
+
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         wrong = set(load_result.missing_keys) - set(self.model.all_tied_weights_keys) | set(load_result.unexpected_keys)
         if wrong:

@@ -13,6 +13,7 @@ from looprl.errors import UserError
 from looprl.gradients import AdjointSolver, Estimator, NeumannSteps
 from looprl.gradients.adjoint import AdjointMethod
 from looprl.gradients.estimator import Preset, ReplayFrom
+from looprl.models.initial_state import InitialState
 from looprl.rollout.record import KVPolicy
 from looprl.training.distributed import configured, join_processes, launched_processes
 from looprl.training.zero import STAGES, zero_settings
@@ -50,6 +51,10 @@ class LoopedGRPOConfig(GRPOConfig):
     loops_recorded: int | None = field(default=None, metadata={"help": "Loops b that estimator 'truncated' records."})
     kv_policy: KVPolicy | None = field(
         default=None, metadata={"help": "K/V sharing between loops in rollouts; by default the model's own."}
+    )
+    initial_state: InitialState = field(
+        default="zero",
+        metadata={"help": "Where the loops start: zero, or drawn from the family's distribution for each policy."},
     )
     control_every: int | None = field(
         default=None,

@@ -86,4 +86,10 @@ def policy_batch(batch: Batch, replay_from: ReplayFrom, temperature: float) -> P
         states={replay_from: batch["states"][:, :-1]} if "states" in batch else {},
         sampler_logps=batch["sampling_per_token_logps"],
         temperature=temperature,
+        initial_state_seed=seed_of(batch),
     )
+
+
+def seed_of(batch: Batch) -> int | None:
+    """What the rollouts of a batch drew their initial states from, None where they did not."""
+    return int(batch["initial_state_seed"]) if "initial_state_seed" in batch else None

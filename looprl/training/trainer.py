@@ -23,15 +23,17 @@ from looprl.errors import UserError
 from looprl.measure.evaluate import EvalSet
 from looprl.models import LoopedForCausalLM, ModelError, load_model
 from looprl.models.contract import at_least_fp32
+from looprl.models.initial_state import check_drawable, drawn_initial_state
 from looprl.rewards import checked
 from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.random_state import initial_state_seed
 from looprl.rollout.record import stack_states
 from looprl.rollout.shared_engine import SharedEngine
 from looprl.training.adjoint_log import AdjointLog
 from looprl.training.advantages import zero_variance_groups
 from looprl.training.colocated_rollouts import ColocatedRollouts
 from looprl.training.config import LoopedGRPOConfig
-from looprl.training.control import GradientControl, policy_batch
+from looprl.training.control import GradientControl, policy_batch, seed_of
 from looprl.training.distributed import check_processes
 from looprl.training.faults import NonFiniteGuard, seen_in_gradients
 from looprl.training.held_memory import HeldMemory
@@ -85,6 +87,8 @@ class LoopedGRPOTrainer(GRPOSeam):
             processing_class = AutoTokenizer.from_pretrained(model.name_or_path)
         self.num_loops = model.config.num_loops = args.num_loops or model.config.num_loops
         self.kv_policy = model.config.kv_policy = args.kv_policy or model.config.kv_policy
+        if args.initial_state == "drawn":
+            check_drawable(model.config)
         self.on_completions = on_completions
         self._rollout_version = 0
         length = args.max_completion_length
@@ -165,6 +169,7 @@ class LoopedGRPOTrainer(GRPOSeam):
             num_loops=self.num_loops,
             state_kind=self.args.replay_from,
             kv_policy=self.kv_policy,
+            initial_state=self.args.initial_state,
             max_model_len=self.window,
             max_num_seqs=trl_settings["max_num_seqs"],
             dtype=self.model.dtype,
@@ -191,6 +196,8 @@ class LoopedGRPOTrainer(GRPOSeam):
         """Add the states and the old log-probs; silence what must not teach."""
         records = self.vllm_generation.peek()
         self._rollout_version = self.state.global_step
+        drawn = self.args.initial_state == "drawn"
+        seed = initial_state_seed(self.args.seed, self._rollout_version) if drawn else None
         for record in records:
             record.check(
                 state_kind=self.args.replay_from,
@@ -198,7 +205,10 @@ class LoopedGRPOTrainer(GRPOSeam):
                 kv_policy=self.kv_policy,
                 policy_version=self._rollout_version,
                 hidden_size=self.model.config.hidden_size,
+                initial_state_seed=seed,
             )
+        if seed is not None:
+            batch["initial_state_seed"] = torch.tensor(seed)
         if self.estimator.state_from == "rollout":
             shape = batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1]
             batch["states"] = self._stacked_states(*shape, slice(None))
@@ -238,16 +248,20 @@ class LoopedGRPOTrainer(GRPOSeam):
     ) -> tuple[Tensor, Tensor]:
         """Replay (or recompute) the loops and read out the completion tokens' log-probs and entropies."""
         batch = self.micro_batch
-        state = None
+        ids, mask = input_ids[:, :-1], attention_mask[:, :-1]  # the last token predicts nothing, so it is not fed
+        state: Tensor | None
         if self.estimator.state_from == "rollout":
             if batch is not None:
-                state = batch["states"]
+                state = batch["states"][:, :-1]
             else:
-                state = self._stacked_states(input_ids.shape[1] - completion_length, completion_length, rows)
-            state = state[:, :-1]  # the last token predicts nothing, so it is not fed
+                prompt_length = input_ids.shape[1] - completion_length
+                state = self._stacked_states(prompt_length, completion_length, rows)[:, :-1]
+        else:
+            seed = self.vllm_generation.peek()[0].initial_state_seed if batch is None else seed_of(batch)
+            state = drawn_initial_state(self.model.config, seed, ids, mask)
         output = model(
-            input_ids[:, :-1],
-            attention_mask[:, :-1],
+            ids,
+            mask,
             num_loops=self.num_loops,
             initial_state=state,
             loop_runner=self.estimator,
@@ -260,7 +274,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         sampled = logps.gather(-1, targets).squeeze(-1)
         if batch is not None:
             # the last sampled token was never fed to the sampler, so it has no state
-            fed = attention_mask[:, :-1].bool() & attention_mask[:, 1:].bool()
+            fed = mask.bool() & attention_mask[:, 1:].bool()
             self._measure(batch, sampled.detach(), output.state.detach(), state, fed)
         return sampled, entropies
 
@@ -294,6 +308,6 @@ class LoopedGRPOTrainer(GRPOSeam):
             gaps = (logps - batch["sampling_per_token_logps"])[kept].abs()
             self.meter.mean("replay/logprob_gap_mean", float(gaps.sum()), gaps.numel())
             self.meter.maximum("replay/logprob_gap_max", float(gaps.max()))
-        if before is not None:
+        if before is not None and self.estimator.state_from == "rollout":
             moved = (after - before).norm(dim=-1)[fed] / after.norm(dim=-1)[fed]
             self.meter.mean("replay/residual", float(moved.sum()), moved.numel())

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from looprl.cli import main
+from looprl.data.tokenizer import build_tokenizer
 from looprl.models import LoopLMConfig, LoopLMForCausalLM
+from tests.published import random_published
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = "recipes/quickstart/model"
@@ -42,6 +44,22 @@ def refused(tmp_path, capsys):
     return failing
 
 
+def test_a_family_that_draws_its_initial_states_is_asked_whether_they_matter(inspect, tmp_path):
+    tokenizer = build_tokenizer()
+    model = random_published("huginn", vocab_size=len(tokenizer), num_loops=12)
+    with torch.no_grad():  # what remains of the state shrinks with every loop
+        model.model.core.injection.adapter.weight[:, : model.config.hidden_size] *= 0.1
+    tokenizer.save_pretrained(tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    found = {}
+    for loops in (1, 12):
+        found[loops], printed = inspect(tmp_path / "model", *QUICK[:-2], "--num_loops", str(loops))
+        assert "Is the endpoint the same whatever the initial state? " in printed
+        pairs = [(gap["first"], gap["second"]) for gap in found[loops]["initial_states"]]
+        assert pairs == [("zero", "drawn 1"), ("zero", "drawn 2"), ("drawn 1", "drawn 2")]
+    assert not found[1]["verdict"]["initial_state"]["safe"] and found[12]["verdict"]["initial_state"]["safe"]
+
+
 def cosines(content, estimator="reuse", replay_from="penultimate"):
     rows = [row for row in content["reuse"] if (row["estimator"], row["replay_from"]) == (estimator, replay_from)]
     assert [row["neumann_steps"] for row in rows] == list(range(5))
@@ -65,6 +83,7 @@ def test_the_quickstart_model_is_safe_in_everything_and_says_so(inspect, tmp_pat
         sum(row["tokens_converging"] for row in content["loops"]) + content["tokens_not_converging"]
         == content["tokens"]
     )
+    assert content["initial_states"] == [] and verdict["initial_state"] is None
     assert content["remarks"] == [f"Text: 16 documents of arithmetic (demonstrations), {content['tokens']} tokens."]
     assert "Is reuse from the penultimate state safe? Yes, with neumann_steps: 0 or more" in printed
     assert "Train with estimator: reuse" in printed

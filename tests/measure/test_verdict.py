@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from looprl.measure.initial_states import StartGap
 from looprl.measure.inspection import Inspection, KVLikelihood, LoopRow, SpectralRadius
 from looprl.measure.policy_gradient import SAFE_COSINE
 from looprl.measure.reuse import ReuseRow
-from looprl.measure.verdict import DEPTH_GAIN, ENDPOINT_GAP, KV_DIFFERENCE, LEAST_KV_TOKENS, RESTING_RESIDUAL, judge
+from looprl.measure.verdict import (
+    DEPTH_GAIN,
+    ENDPOINT_GAP,
+    KV_DIFFERENCE,
+    LEAST_KV_TOKENS,
+    RESTING_RESIDUAL,
+    START_GAP,
+    judge,
+)
 
 GOOD, BAD = SAFE_COSINE + 0.001, SAFE_COSINE - 0.001
 
@@ -152,3 +161,27 @@ def test_a_text_of_a_few_tokens_shows_nothing_about_terminal_kv():
     short = replace(inspection().kv, tokens=LEAST_KV_TOKENS - 1, standard_error=0.0)
     finding = judge(inspection(kv=short)).terminal_kv
     assert not finding.safe and finding.answer.startswith(f"Not shown on {LEAST_KV_TOKENS - 1} tokens")
+
+
+@pytest.mark.parametrize(
+    ("distance", "logprobs", "safe"),
+    [
+        (RESTING_RESIDUAL, START_GAP, True),
+        (RESTING_RESIDUAL * 1.01, 0.0, False),
+        (0.0, START_GAP * 1.01, False),
+        (math.nan, 0.0, False),
+        (0.0, math.nan, False),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 2])
+def test_the_endpoint_is_the_same_where_every_pair_of_initial_states_ends_close(distance, logprobs, safe, place):
+    gaps = [StartGap("zero", "drawn 1", 0.0, 0.0, 0.0) for _ in range(3)]
+    gaps[place] = replace(gaps[place], distance=distance, logprob_gap_mean=logprobs, logprob_gap_max=1.0)
+    verdict = judge(inspection(initial_states=tuple(gaps)))
+    assert verdict.initial_state in verdict.findings and verdict.initial_state.safe == safe
+    assert verdict.initial_state.answer.startswith("Yes: from zero" if safe else "No: from zero")
+    assert ("Use the initial_state" in verdict.initial_state.answer) != safe
+
+
+def test_a_model_of_a_single_initial_state_has_no_finding_about_it():
+    assert judge(inspection()).initial_state is None

@@ -201,10 +201,12 @@ def other_weights(model: Any, step: float = 0.1) -> Any:
 
 
 @torch.no_grad()
-def decode_again(model: Any, record: Any, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def decode_again(
+    model: Any, record: Any, chunk: int, initial_states: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs of the completion, penultimate states and endpoints, from transformers' cache instead of vLLM's.
 
-    The prompt is read `chunk` tokens at a time, the completion token by token.
+    The prompt is read `chunk` tokens at a time, the completion token by token. initial_states: z_0 by position.
     """
     states: list[Tensor] = []
 
@@ -218,8 +220,10 @@ def decode_again(model: Any, record: Any, chunk: int) -> tuple[Tensor, Tensor, T
     cache = DynamicCache()
     logits = []
     for ids in (*prompt.split(chunk, dim=1), *completion[:, :-1].split(1, dim=1)):
+        first = cache.get_seq_length()
         output = model(
             ids,
+            initial_state=None if initial_states is None else initial_states[None, first : first + ids.shape[1]],
             past_key_values=cache,
             use_cache=True,
             num_loops=record.num_loops,

@@ -22,17 +22,20 @@ class Inner(nn.Module):
 
     forward = PublishedModel.forward
 
-    def __init__(self, model: Any, banks: int):
+    def __init__(self, model: Any, banks: int, initial_states: Tensor | None):
         super().__init__()
+        self.initial_states = initial_states
         self.looped, self.num_loops = model.model, model.config.num_loops
         layers = range(model.config.num_hidden_layers)
         self.paged = nn.ModuleList(nn.ModuleList(Paged() for _ in range(banks)) for _ in layers)
 
 
+@pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 @torch.inference_mode()
-def test_the_forward_pass_compiles_without_a_break_and_for_any_number_of_tokens(name: str) -> None:
-    inner = Inner(random_published(name), banks=2)
+def test_the_forward_pass_compiles_without_a_break_and_for_any_number_of_tokens(name: str, drawn: bool) -> None:
+    model = random_published(name)
+    inner = Inner(model, banks=2, initial_states=torch.randn(16, model.config.hidden_size) if drawn else None)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with torch._dynamo.config.patch(disable=False):

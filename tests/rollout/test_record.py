@@ -74,6 +74,7 @@ def test_a_record_that_does_not_fit_together_is_refused(
         (dict(policy_version=4), ["policy_version", "3", "4"]),
         (dict(policy_version=2), ["policy_version", "3", "2"]),
         (dict(hidden_size=16), ["8 wide", "16"]),
+        (dict(initial_state_seed=12), ["initial_state_seed", "None", "12"]),
     ],
 )
 def test_a_record_is_refused_by_an_update_that_it_does_not_belong_to(
@@ -83,6 +84,14 @@ def test_a_record_is_refused_by_an_update_that_it_does_not_belong_to(
         make_record().check(**(REPLAY | replay))
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("expected", [None, 12])
+def test_a_record_drawn_from_another_seed_is_refused(make_record: MakeRecord, expected: int | None) -> None:
+    record = make_record(initial_state_seed=11)
+    record.check(**REPLAY, initial_state_seed=11)
+    with pytest.raises(RolloutMismatchError, match=f"initial_state_seed = 11.* with {expected}"):
+        record.check(**REPLAY, initial_state_seed=expected)
 
 
 def test_a_mismatch_is_an_error_that_the_command_prints_without_a_traceback() -> None:
