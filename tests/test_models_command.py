@@ -27,5 +27,6 @@ def test_what_rl_leaves_as_it_is_is_named_by_parameter():
     gate = {"model.early_exit_gate.weight", "model.early_exit_gate.bias"}
     assert ouro.left_as_they_are(1).keys() == gate | {"model.embed_tokens.weight"}
     assert ouro.left_as_they_are(None).keys() == gate
+    assert not ouro.left_as_they_are(None, weighted_by_exit=True)
     assert random_published("ouro", tie_word_embeddings=True).left_as_they_are(1).keys() == gate
     assert not random_published("parcae").left_as_they_are(1)

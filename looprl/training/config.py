@@ -13,6 +13,7 @@ from looprl.errors import UserError
 from looprl.gradients import AdjointSolver, Estimator, NeumannSteps
 from looprl.gradients.adjoint import AdjointMethod
 from looprl.gradients.estimator import Preset, ReplayFrom
+from looprl.gradients.log_probs import LoopWeights
 from looprl.rollout.record import KVPolicy
 from looprl.training.distributed import configured, join_processes, launched_processes
 from looprl.training.zero import STAGES, zero_settings
@@ -48,6 +49,9 @@ class LoopedGRPOConfig(GRPOConfig):
         metadata={"help": "With neumann_steps auto: how large the terms left out may be, relative to the adjoint."},
     )
     loops_recorded: int | None = field(default=None, metadata={"help": "Loops b that estimator 'truncated' records."})
+    loop_weights: LoopWeights = field(
+        default="uniform", metadata={"help": "How estimator 'rltt' weights the log-probs of the loops."}
+    )
     kv_policy: KVPolicy | None = field(
         default=None, metadata={"help": "K/V sharing between loops in rollouts; by default the model's own."}
     )
@@ -145,7 +149,8 @@ class LoopedGRPOConfig(GRPOConfig):
             raise UserError("own_process_engine and vllm_tensor_parallel_size exclude each other")
         if self.control_every is not None and self.deepspeed and self.hf_deepspeed_config.is_zero3():
             raise UserError("control_every needs whole weights, which ZeRO-3 holds in shards: use zero_stage 1 or 2")
-        self.make_estimator()
+        if self.make_estimator().loop_weights is not None:
+            self._refuse_ratios()
         if self.staleness > self.max_staleness:
             raise UserError(
                 f"num_iterations, steps_per_generation and gradient_accumulation_steps make updates that are up to "
@@ -174,6 +179,7 @@ class LoopedGRPOConfig(GRPOConfig):
             self.loops_recorded,
             self.adjoint_solver,
             self.neumann_tolerance,
+            self.loop_weights,
         )
 
     def _join_processes(self) -> None:
@@ -225,6 +231,18 @@ class LoopedGRPOConfig(GRPOConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")
+
+    def _refuse_ratios(self) -> None:
+        """RLTT's weighted log-prob is that of no distribution, so there is no ratio of two policies to take of it."""
+        for name, is_set in (
+            ("several updates per rollout (num_iterations, steps_per_generation)", self.staleness > 0),
+            ("off_policy_mask_threshold", self.off_policy_mask_threshold is not None),
+        ):
+            if is_set:
+                raise UserError(
+                    f"estimator {self.estimator} is on-policy: {name} would compare its weighted log-probs with those "
+                    "of a policy. Make one update per rollout, without a mask"
+                )
 
     def _refuse_unsupported(self) -> None:
         refused = {

@@ -29,6 +29,6 @@ GRID = [job for job in (Job(*values) for values in product(*FACTORS.values())) i
 # wide enough for the parameters to outweigh everything else; two micro-batches, so that gradients are kept between
 LARGE = [Job(stage, accumulation=2, width=256, steps=1) for stage in (1, 2, 3)]
 CONTROLLED = Job(2, control=True)
-SEVERAL_LOOPS = [Job(3, estimator=name) for name in ("truncated", "full_checkpointed")]
+SEVERAL_LOOPS = [Job(3, estimator=name) for name in ("truncated", "full_checkpointed", "rltt")]
 ESTIMATORS = [Job(3, estimator=name) for name in ("recompute", "full")]
 OFFLOADED = [Job(stage, offload=True) for stage in (2, 3)]
