@@ -72,6 +72,12 @@ def load_model(path_or_name: str, **kwargs: Any) -> LoopedForCausalLM:
     return model
 
 
+def check_exit_gate(family: type[LoopedForCausalLM], setting: str) -> None:
+    """ModelError, naming the setting that asks for it, unless the family has an exit gate."""
+    if why_not := family.FAMILY.no_exit_gate:
+        raise ModelError(f"{setting} needs a model with an exit gate; {family.FAMILY.title}: {why_not}")
+
+
 def find_family(settings: Mapping[str, Any], path_or_name: str) -> type[LoopedForCausalLM]:
     """The family of a `config.json`. ModelError on any other, with the reason where the loop itself is it."""
     model_type = settings.get("model_type", "")

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from looprl.errors import UserError
+from looprl.models.registry import FAMILIES, check_exit_gate
 from looprl.rollout.plugin import architecture
 from looprl.rollout.random_state import preserved_random_state
 from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
@@ -71,6 +72,7 @@ class RolloutEngine:
         num_loops: int | None = None,
         state_kind: StateKind = "penultimate",
         kv_policy: KVPolicy = "terminal",
+        exit_threshold: float | None = None,
         max_model_len: int = 1024,
         max_num_seqs: int = 256,
         dtype: torch.dtype = torch.float32,
@@ -80,11 +82,12 @@ class RolloutEngine:
     ):
         """Start vLLM on the architecture of `config`, with `num_loops` loops (default: the configuration's).
 
+        exit_threshold: read each token out at the loop where the exit gate's cumulated probability reaches it.
         max_model_len: prompt and completion tokens together. max_num_seqs: sequences at a time. own_process: run the
         engine in a process of its own, which schedules while prompts still arrive, so that a draw of several prompts
         does not repeat. timeout: seconds after which a call to an engine in its own process gives it up for dead.
         vllm_options go to `vllm.LLM` and win over what is chosen here. RolloutError when the window
-        exceeds the model's.
+        exceeds the model's, and when a gate is asked for that it does not have.
         """
         from vllm import LLM
 
@@ -92,6 +95,7 @@ class RolloutEngine:
         self.num_loops = config.num_loops if num_loops is None else num_loops
         self.state_kind: StateKind = state_kind
         self.kv_policy: KVPolicy = kv_policy
+        self.exit_threshold = exit_threshold
         self.max_model_len = max_model_len
         self.own_process = own_process
         self.timeout = timeout
@@ -102,6 +106,8 @@ class RolloutEngine:
                 f"a window of {max_model_len} tokens (prompt and completion) exceeds the model's "
                 f"max_position_embeddings, {config.max_position_embeddings}"
             )
+        if state_kind == "gate" or exit_threshold is not None:
+            check_exit_gate(FAMILIES[config.model_type], "reading the gate")
         if RolloutEngine._open is not None:
             RolloutEngine._open.close()
         self._process_group_was_there = torch.distributed.is_initialized()
@@ -115,6 +121,7 @@ class RolloutEngine:
                     architectures=[architecture(config.model_type)],
                     num_loops=self.num_loops,
                     exported_state=state_kind,
+                    exit_threshold=exit_threshold,
                     kv_policy=kv_policy,
                 ),
                 dtype=str(dtype).removeprefix("torch."),

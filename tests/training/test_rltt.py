@@ -118,5 +118,7 @@ def test_three_steps_train_every_tensor_and_the_gate_where_it_weights_the_loops(
 
 def test_the_exit_distribution_of_a_family_without_a_gate_is_refused_before_anything_starts(tmp_path):
     tokenizer = build_tokenizer()
-    with pytest.raises(UserError, match=r"of LoopLM, .*: the model has none; choose uniform or progressive"):
+    with pytest.raises(
+        UserError, match=r"loop_weights exit, unlike uniform .* exit gate; LoopLM, .*: the model has none"
+    ):
         make_trainer(tmp_path, even_tokens, tokenizer, make_model(tokenizer), estimator="rltt", loop_weights="exit")
