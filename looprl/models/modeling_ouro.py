@@ -169,7 +169,7 @@ class OuroForCausalLM(LoopedForCausalLM, OuroPreTrainedModel):
         loop="the whole stack with its final norm, nothing injected; starts from the embedding",
         no_exit_gate="",
         untrained={
-            "model.early_exit_gate.": "the policy is read out after the last loop, so its loss does not reach the gate"
+            "model.early_exit_gate.": "the loss does not reach the gate, save estimator rltt's with loop_weights exit"
         },
         unreplayed={"model.embed_tokens.": "nothing is injected, so a replayed loop does not reach the embedding"},
     )

@@ -14,6 +14,8 @@ from looprl.gradients import AdjointSolver, Estimator, NeumannSteps
 from looprl.gradients.adjoint import AdjointMethod
 from looprl.gradients.estimator import Preset, ReplayFrom
 from looprl.gradients.log_probs import LoopWeights
+from looprl.models import LoopedForCausalLM
+from looprl.models.registry import check_exit_gate
 from looprl.rollout.record import KVPolicy
 from looprl.training.distributed import configured, join_processes, launched_processes
 from looprl.training.zero import STAGES, zero_settings
@@ -181,6 +183,11 @@ class LoopedGRPOConfig(GRPOConfig):
             self.neumann_tolerance,
             self.loop_weights,
         )
+
+    def check_family(self, family: type[LoopedForCausalLM]) -> None:
+        """ModelError where the estimator needs what models of this family do not have."""
+        if self.make_estimator().loop_weights == "exit":
+            check_exit_gate(family, "loop_weights exit, unlike uniform and progressive,")
 
     def _join_processes(self) -> None:
         """Become one of the launcher's processes, or without a launcher the only one."""

@@ -23,7 +23,6 @@ from looprl.errors import UserError
 from looprl.gradients import token_log_probs
 from looprl.measure.evaluate import EvalSet
 from looprl.models import LoopedForCausalLM, ModelError, load_model
-from looprl.models.registry import check_exit_gate
 from looprl.rewards import checked
 from looprl.rollout.engine import RolloutEngine, Sampling
 from looprl.rollout.record import stack_states
@@ -93,9 +92,8 @@ class LoopedGRPOTrainer(GRPOSeam):
         sampled += [("evaluation", eval_dataset, length)] if eval_dataset is not None else []
         sampled += [(each.name, each.prompts, each.max_completion_length or length) for each in eval_sets]
         self.window = self._window(model, args, processing_class, sampled)
+        args.check_family(type(model))
         estimator = args.make_estimator()
-        if estimator.loop_weights == "exit":
-            check_exit_gate(type(model), "loop_weights exit, unlike uniform and progressive,")
         if estimator.loops_recorded == 1:
             keep_core_whole(model)
         prompts_per_rollout = args.generation_batch_size // args.num_generations
