@@ -18,11 +18,12 @@ from transformers.utils import logging
 from looprl.data.checks import check_prompt_lengths
 from looprl.data.prompts import prompt_token_ids
 from looprl.errors import UserError
-from looprl.measure.eval_report import eval_cells, eval_notes, write_eval
+from looprl.measure.eval_report import eval_cells, eval_notes, exit_cells, write_eval
 from looprl.measure.eval_samples import EvalSamples
 from looprl.measure.report import REPORT_FILE
 from looprl.models import LoopedForCausalLM, load_model
 from looprl.models.initial_state import check_drawable
+from looprl.models.registry import check_exit_gate
 from looprl.recipe import parse_recipe, recipe_name
 from looprl.recipe_file import load_recipe
 from looprl.rollout.engine import RolloutEngine, Sampling
@@ -34,7 +35,8 @@ from looprl.training.eval_config import EvalConfig, EvalRecipe, Evaluated, load_
 _DECISIVE = (
     "weights", "reward", "seed", "k", "batch_size", "temperature", "max_completion_length", "kv_policy",
     "initial_state", "dataset", "task_options", "eval_dataset", "eval_split", "eval_size", "transfer_dataset",
-    "transfer_split", "transfer_task_options", "transfer_size", "transfer_reward", "transfer_max_completion_length",
+    "transfer_split", "exit_gate", "transfer_task_options", "transfer_size", "transfer_reward",
+    "transfer_max_completion_length",
 )  # fmt: skip
 
 
@@ -51,10 +53,14 @@ def run(argv: list[str]) -> int:
     model = load_model(path)
     if args.initial_state == "drawn":
         check_drawable(model.config)
+    if args.exit_gate or args.exit_thresholds:
+        check_exit_gate(type(model), "exit_gate" if args.exit_gate else "exit_thresholds")
+    reads_gate = args.exit_gate is not False and not model.FAMILY.no_exit_gate
     tokenizer = AutoTokenizer.from_pretrained(path)
     window = _window(evaluated, tokenizer, args.max_completion_length, model.config.max_position_embeddings)
-    plan = _plan(evaluated, args, model, tokenizer)
+    plan = _plan(evaluated, args, model, tokenizer, reads_gate)
     settings = {"command": "eval", **vars(recipe), **args.to_dict(), "weights": _digest(model)}
+    settings["exit_gate"] = reads_gate or None
     settings = {key: value for key, value in settings.items() if key not in ("resume", "overwrite")}
     if recipe.resume:
         _check_same(folder, settings)
@@ -67,15 +73,15 @@ def run(argv: list[str]) -> int:
     with _progress(console) as progress:
         for samples in plan:
             done = samples.resume(folder)
-            bar = progress.add_task(f"{samples.task}, R = {samples.num_loops}", total=samples.size, completed=done)
+            bar = progress.add_task(f"{samples.task}, {samples.depth}", total=samples.size, completed=done)
             if done < samples.size:
-                if engine is None or engine.num_loops != samples.num_loops:
+                if engine is None or (engine.num_loops, engine.exit_threshold) != samples.read_out:
                     engine = _engine(model, samples, window, args)
                 for more in samples.draw(engine, tokenizer, folder, done):
                     progress.advance(bar, more)
             problems += samples.problem_rows(folder)
             rows = write_eval(folder.path, problems, args.k, settings)
-    for cells in eval_cells(rows):
+    for cells in eval_cells(rows) + exit_cells(rows):
         console.print(cells.as_text())
     for note in eval_notes(rows):
         _say(console, note)
@@ -105,9 +111,17 @@ def _window(
 
 
 def _plan(
-    evaluated: Sequence[Evaluated], args: EvalConfig, model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase
+    evaluated: Sequence[Evaluated],
+    args: EvalConfig,
+    model: LoopedForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    reads_gate: bool,
 ) -> list[EvalSamples]:
-    """What is to be drawn: all sets of prompts at one number of loops, then at the next."""
+    """What is to be drawn: all sets of prompts at one number of loops, then at the next; at last with early exit."""
+    most = model.config.num_loops
+    loops = list(dict.fromkeys(args.num_loops or (range(1, most + 1) if args.exit_gate else [most])))
+    depths: list[tuple[int, float | None]] = [(num_loops, None) for num_loops in loops]
+    depths += [(max(loops), threshold) for threshold in dict.fromkeys(args.exit_thresholds or [])]
     declared = model.generation_config.eos_token_id
     stops = [tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])]
     stop_token_ids = tuple(dict.fromkeys(token for token in stops if token is not None))
@@ -124,8 +138,10 @@ def _plan(
             ),
             seed=args.seed,
             stream=stream,
+            exit_gate=reads_gate,
+            exit_threshold=exit_threshold,
         )
-        for num_loops in dict.fromkeys(args.num_loops or [model.config.num_loops])
+        for num_loops, exit_threshold in depths
         for stream, each in enumerate(evaluated)
     ]
 
@@ -134,6 +150,8 @@ def _engine(model: LoopedForCausalLM, samples: EvalSamples, window: int, args: E
     engine = RolloutEngine(
         model.config,
         num_loops=samples.num_loops,
+        state_kind="gate" if samples.exit_gate else "penultimate",
+        exit_threshold=samples.exit_threshold,
         kv_policy=args.kv_policy or model.config.kv_policy,
         initial_state=args.initial_state,
         max_model_len=window,

@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
             if folder is None:  # only now, so that what cannot start leaves the run that it would replace
                 folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite)
                 folder.write_config(settings)
-            count = len(cases(args.neumann_steps, num_loops))
+            count = len(cases(args.neumann_steps, num_loops, exit_gate=not model.FAMILY.no_exit_gate))
             progress.update(bar, description=f"R = {num_loops}: timing and comparing {count} gradients")
             rows += compare_gradients(
                 model, batch, num_loops, args.neumann_steps, args.repeats, model.device.type, args.neumann_tolerance

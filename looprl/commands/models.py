@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser
 
+from looprl.gradients.log_probs import LOOP_WEIGHTS
 from looprl.models import FAMILIES, LoopedForCausalLM
 from looprl.models.registry import REFUSED
 
@@ -30,6 +31,7 @@ def _facts(model_class: type[LoopedForCausalLM]) -> list[tuple[str, str]]:
         "per-loop KV": family.no_per_loop_kv,
         "exit gate": family.no_exit_gate,
     }
+    weights = [each for each in LOOP_WEIGHTS if each != "exit" or not family.no_exit_gate]
     default = {"terminal": "terminal KV", "per_loop": "per-loop KV"}[default_kv]
     return [
         ("family", family.title),
@@ -39,6 +41,7 @@ def _facts(model_class: type[LoopedForCausalLM]) -> list[tuple[str, str]]:
             (name, f"no: {no}" if no else "yes, the default" if name == default else "yes")
             for name, no in supports.items()
         ),
+        ("RLTT", f"yes, with loop_weights {', '.join(weights)}"),
         *(("not trained", f"{name}*: {reason}") for name, reason in family.untrained.items()),
         *(("full BPTT only", f"{name}*: {reason}") for name, reason in family.unreplayed.items()),
     ]

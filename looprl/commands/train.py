@@ -59,7 +59,8 @@ def run(argv: list[str]) -> int:
     console = Console(quiet=args.process_index > 0)
     engines = _engines(args.world_size // args.vllm_tensor_parallel_size)
     console.print(f"{recipe.model}: {parameter_count(model):,} parameters; starting {engines}")
-    for name, reason in model.left_as_they_are(args.make_estimator().loops_recorded).items():
+    estimator = args.make_estimator()
+    for name, reason in model.left_as_they_are(estimator.loops_recorded, estimator.loop_weights == "exit").items():
         console.print(Text(f"not trained: {name}: {reason}"))
     trainer = LoopedGRPOTrainer(
         model,

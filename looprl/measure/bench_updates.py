@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from looprl.gradients import Estimator
+from looprl.gradients import Estimator, token_log_probs
 from looprl.measure.estimator_rows import Case, Row
 from looprl.measure.timing import Call, interleaved_seconds, peak_bytes
 from looprl.models import LoopedForCausalLM, LoopLMConfig, LoopLMForCausalLM
-from looprl.models.contract import at_least_fp32
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ LOOPS = (6, 16)
 CASES = (
     Case.preset("full"),
     Case.preset("full_checkpointed"),
+    Case.preset("rltt"),
     Case.preset("truncated", loops_recorded=4),
     Case.preset("recompute", 4),
     Case.preset("reuse", 0),
@@ -110,7 +110,7 @@ def _update(model: LoopedForCausalLM, shape: Shape, num_loops: int, estimator: E
             loop_runner=estimator,
             logits_to_keep=completion,
         )
-        logps = at_least_fp32(output.logits).log_softmax(-1).gather(-1, ids[:, -completion:, None]).squeeze(-1)
+        logps = token_log_probs(output, ids[:, -completion:], loop_weights=estimator.loop_weights).objective
         (-(advantages * logps).sum() / logps.numel()).backward()
 
     return update

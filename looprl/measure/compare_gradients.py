@@ -9,6 +9,7 @@ import torch
 
 from looprl.gradients import AdjointSolver, NeumannSteps
 from looprl.gradients.estimator import ReplayFrom
+from looprl.gradients.log_probs import LOOP_WEIGHTS
 from looprl.measure.estimator_rows import Case, Row
 from looprl.measure.policy_gradient import Gradients, PolicyBatch, by_part, cosines, norm, policy_gradient
 from looprl.measure.timing import interleaved_seconds, peak_bytes
@@ -16,14 +17,19 @@ from looprl.models.contract import LoopedForCausalLM
 
 
 def cases(
-    neumann_steps: Sequence[NeumannSteps], num_loops: int, tolerance: float = AdjointSolver.tolerance
+    neumann_steps: Sequence[NeumannSteps],
+    num_loops: int,
+    tolerance: float = AdjointSolver.tolerance,
+    exit_gate: bool = False,
 ) -> list[Case]:
-    """Full BPTT first, then truncated BPTT at b = K + 1 < R, then each `recompute` with its `reuse` after it.
+    """Full BPTT first, then RLTT with all its weights (`exit` where the model has a gate), then truncated BPTT at
+    b = K + 1 < R, then each `recompute` with its `reuse` after it.
 
     The solver of least residual stands beside the plain series for penultimate `reuse`, where K is not 0. tolerance: of
     `auto`. ValueError on steps that mean nothing.
     """
     listed = [Case.preset("full"), Case.preset("full_checkpointed")]
+    listed += [Case.preset("rltt", loop_weights=each) for each in LOOP_WEIGHTS if each != "exit" or exit_gate]
     recorded = sorted({steps + 1 for steps in neumann_steps if not isinstance(steps, str)})
     listed += [Case.preset("truncated", loops_recorded=b) for b in recorded if 1 <= b < num_loops]
     for replay_from in get_args(ReplayFrom):
@@ -62,7 +68,7 @@ def compare_gradients(
     `cosine_to_recompute` compares `reuse` with the `recompute` of the same start, K and solver; it is None elsewhere.
     ValueError when the batch's states do not belong to it.
     """
-    listed = cases(list(dict.fromkeys(neumann_steps)), num_loops, tolerance)
+    listed = cases(list(dict.fromkeys(neumann_steps)), num_loops, tolerance, not model.FAMILY.no_exit_gate)
     calls = {
         str(index): partial(policy_gradient, model, batch, case.estimator, num_loops)
         for index, case in enumerate(listed)

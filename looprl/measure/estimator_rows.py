@@ -35,6 +35,7 @@ class Case:
             "num_loops": num_loops,
             "neumann_steps": self.estimator.neumann_steps,
             "adjoint_solver": self.estimator.solver.method if self.has_series else None,
+            "loop_weights": self.estimator.loop_weights,
             "loops_recorded": self.estimator.loops_recorded or num_loops,
             "seconds": seconds.median,
             "seconds_range": [seconds.fastest, seconds.slowest],
@@ -44,9 +45,11 @@ class Case:
 
 
 def estimator_name(row: Row) -> str:
-    """Such as `full`, `truncated b=2`, `recompute K=4`, `reuse K=auto`, `reuse LS K=2` or `endpoint K=4`."""
+    """Such as `full`, `rltt exit`, `truncated b=2`, `recompute K=4`, `reuse K=auto`, `reuse LS K=2`, `endpoint K=4`."""
     if row["estimator"] == "truncated":
         return f"truncated b={row['loops_recorded']}"
+    if row["loop_weights"] is not None:
+        return f"{row['estimator']} {row['loop_weights']}"
     if row["adjoint_solver"] is None:
         return row["estimator"]
     from_endpoint = row["replay_from"] == "endpoint"

@@ -18,8 +18,11 @@ _CURVES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 
 @drawn_as_png
 def eval_figure(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Draw the rows of `eval.json`, with their intervals over problems; what was not measured is left out."""
-    return draw(rows)
+    """Draw the rows of `eval.json`, with their intervals over problems; what was not measured is left out.
+
+    So are those with early exit, which are at no depth.
+    """
+    return draw([row for row in rows if row.get("exit_threshold") is None])
 
 
 def draw(rows: Sequence[dict[str, Any]]) -> Figure:

@@ -9,6 +9,7 @@ from typing import Any
 from looprl.measure.cells import Cells
 from looprl.measure.eval_figure import eval_figure
 from looprl.measure.eval_rows import Row, summary_row
+from looprl.measure.exit_gate import with_depths
 from looprl.measure.page import configuration, figure, notes, page, section, shown
 from looprl.measure.report import REPORT_FILE
 from looprl.measure.summary import rate
@@ -18,12 +19,9 @@ from looprl.runs import RunFolder, plain, write_atomically
 def write_eval(folder: Path, problems: Sequence[Row], k: int, settings: Mapping[str, Any]) -> list[Row]:
     """Write everything that follows from the problems' rows, and return the rows of `eval.json`.
 
-    problems: those of each task and number of loops stand together.
+    problems: those of each task, number of loops and threshold of early exit stand together.
     """
-    rows = [
-        summary_row(list(group), k)
-        for _, group in groupby(problems, key=lambda problem: (problem["task"], problem["num_loops"]))
-    ]
+    rows = with_depths([summary_row(list(group), k) for _, group in groupby(problems, key=_depth)])
     lines = [json.dumps(plain(problem), ensure_ascii=False) + "\n" for problem in problems]
     write_atomically(folder / "problems.jsonl", "".join(lines))
     RunFolder(folder).write_json("eval.json", rows)
@@ -39,12 +37,23 @@ def write_eval(folder: Path, problems: Sequence[Row], k: int, settings: Mapping[
         section("In numbers", "".join(cells.as_html() for cells in tables) + f"<pre>{shown(_legend(k))}</pre>"),
         configuration(settings),
     ]
+    if gate := exit_cells(rows):
+        of_gate = "".join(cells.as_html() for cells in gate) + f"<pre>{shown(_EXIT_LEGEND)}</pre>"
+        sections.insert(-1, section("Exit gate", of_gate))
     write_atomically(folder / REPORT_FILE, page(f"looprl eval {folder.resolve().name}", sections))
     return rows
 
 
+def _depth(row: Row) -> tuple[Any, ...]:
+    return row["task"], row["num_loops"], row.get("exit_threshold")
+
+
+def _shown_depth(row: Row) -> str:
+    return f"R = {row['num_loops']}" + (f", q = {q:g}" if (q := row.get("exit_threshold")) is not None else "")
+
+
 def eval_cells(rows: Sequence[Row]) -> list[Cells]:
-    """A table for each task, a line for each number of loops."""
+    """A table for each task, a line for each number of loops and threshold of early exit."""
     tables = []
     for task in dict.fromkeys(row["task"] for row in rows):
         of_task = [row for row in rows if row["task"] == task]
@@ -53,7 +62,7 @@ def eval_cells(rows: Sequence[Row]) -> list[Cells]:
         columns = [f"avg@{k}", "95 %", *(f"pass@{j}" for j in more), f"majority@{k}", "tokens", "cut off"]
         lines = [
             (
-                f"R = {row['num_loops']}",
+                _shown_depth(row),
                 [
                     rate(row["avg_at_k"]),
                     _interval(row["ci95"]),
@@ -70,10 +79,25 @@ def eval_cells(rows: Sequence[Row]) -> list[Cells]:
     return tables
 
 
+def exit_cells(rows: Sequence[Row]) -> list[Cells]:
+    """A table for each task whose model has an exit gate: accuracy, and what the gate says, at each depth."""
+    tables = []
+    for task in dict.fromkeys(row["task"] for row in rows if "exit_probabilities" in row):
+        of_task = [row for row in rows if row["task"] == task]
+        columns = [f"avg@{of_task[0]['k']}", "exit p", "exit cdf", "gate's loop", "read at"]
+        keys = ("avg_at_k", "exit_probability", "exit_cdf", "expected_exit_loop", "exit_loop")
+        lines = [
+            (_shown_depth(row), ["-" if (value := row.get(key)) is None else f"{value:.3f}" for key in keys])
+            for row in of_task
+        ]
+        tables.append(Cells(f"{task}: the exit gate", "depth", columns, lines))
+    return tables
+
+
 def eval_notes(rows: Sequence[Row]) -> list[str]:
     """What the reader of the numbers must know: what was left out, and what could not be measured."""
     texts = [
-        f"{row['task']}, R = {row['num_loops']}: {row['unjudged']} completions could not be judged and are left out."
+        f"{row['task']}, {_shown_depth(row)}: {row['unjudged']} completions could not be judged and are left out."
         for row in rows
         if row["unjudged"]
     ]
@@ -92,6 +116,13 @@ avg@{k}      share of the completions with reward 1, which is pass@1; 95 %: its 
 pass@j     chance that one of j completions passes, without bias from {k} (Chen et al., 2021)
 majority@{k} share of problems whose most frequent final answer passes; equally frequent ones count alike
 tokens     mean length; cut off: share of the completions that reached the limit"""
+
+
+_EXIT_LEGEND = """\
+R          every token is read out after R loops
+q          early exit: each token is read out at the first loop by which the gate's probabilities sum to q
+exit p     probability of stopping at that loop, exit cdf: by it; means over the tokens of the row with the most loops
+gate's loop mean exit loop by the gate on that row's own tokens; read at: the mean loop where they were read out"""
 
 
 def _interval(bounds: Sequence[float] | None) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from looprl.measure.exit_gate import mean_exit_gate
 from looprl.measure.pass_at_k import interval_over_problems, majority, pass_at_k
 
 Row = dict[str, Any]
@@ -40,6 +41,7 @@ def _problem_row(samples: Sequence[Mapping[str, Any]], labels: Row) -> Row:
         "majority": None,
         "tokens": statistics.fmean(sample["tokens"] for sample in samples),
         "truncated": sum(sample["truncated"] for sample in samples),
+        **mean_exit_gate(samples),
     }
     if "final_answer" in samples[0]:
         answers = [sample["final_answer"] for sample in judged]
@@ -53,14 +55,14 @@ def summary_row(problems: Sequence[Row], k: int) -> Row:
 
     n: problems with a judged completion. avg_at_k: the mean of their shares that pass, which is pass@1; ci95: its
     interval. pass_at_k, pass_at: over the problems with that many judged completions. majority_at_k: None where the
-    task does not say what an answer is. unjudged: completions left out. tokens: mean per completion.
+    task does not say what an answer is. unjudged: completions left out. tokens: mean per completion. Where the exit
+    gate was read, also `exit_threshold` and the means of `mean_exit_gate`.
     """
     averages = [row["avg"] for row in problems if row["avg"] is not None]
     any_pass = [row["pass_at"][k] for row in problems if row["pass_at"][k] is not None]
     votes = [row["majority"] for row in problems if row["majority"] is not None]
     return {
-        "task": problems[0]["task"],
-        "num_loops": problems[0]["num_loops"],
+        **{label: problems[0][label] for label in ("task", "num_loops", "exit_threshold") if label in problems[0]},
         "k": k,
         "n": len(averages),
         "avg_at_k": _mean(averages),
@@ -75,6 +77,7 @@ def summary_row(problems: Sequence[Row], k: int) -> Row:
         "unjudged": k * len(problems) - sum(row["judged"] for row in problems),
         "tokens": statistics.fmean(row["tokens"] for row in problems),
         "truncated_share": sum(row["truncated"] for row in problems) / (k * len(problems)),
+        **mean_exit_gate(problems),
     }
 
 

@@ -24,7 +24,7 @@ class EvalSamples:
     """What is drawn: k completions of each prompt of `eval_set` at `num_loops` loops, `batch_size` at a time.
 
     name: of the set, in the names of files. task: what the results call it. stream: which of the random streams of the
-    same seed it is drawn from.
+    same seed it is drawn from. exit_gate: whether the exit gate is read; exit_threshold: of early exit, None without.
     """
 
     name: str
@@ -36,11 +36,23 @@ class EvalSamples:
     sampling: Sampling
     seed: int
     stream: int = 0
+    exit_gate: bool = False
+    exit_threshold: float | None = None
+
+    @property
+    def depth(self) -> str:
+        """At which depth tokens are read out: `R6`, or with early exit `R6-q0.5`."""
+        return f"R{self.num_loops}" + ("" if self.exit_threshold is None else f"-q{self.exit_threshold:g}")
+
+    @property
+    def read_out(self) -> tuple[int, float | None]:
+        """The number of loops and the threshold of early exit, which an engine is started with."""
+        return self.num_loops, self.exit_threshold
 
     @property
     def file(self) -> str:
         """The file's name in `completions/`: `eval-R6`, `transfer-R6`."""
-        return f"{self.name}-R{self.num_loops}"
+        return f"{self.name}-{self.depth}"
 
     @property
     def size(self) -> int:
@@ -79,9 +91,9 @@ class EvalSamples:
 
     def problem_rows(self, folder: RunFolder) -> list[dict[str, Any]]:
         """A row for each prompt of the completed file, with the gold `answer` where the prompts have that column."""
-        rows = problem_rows(
-            read_metrics(folder.completions_path(self.file)), self.k, task=self.task, num_loops=self.num_loops
-        )
+        labels = {"task": self.task, "num_loops": self.num_loops}
+        labels |= {"exit_threshold": self.exit_threshold} if self.exit_gate else {}
+        rows = problem_rows(read_metrics(folder.completions_path(self.file)), self.k, **labels)
         prompts = self.eval_set.prompts
         if "answer" not in prompts.column_names:
             return rows
@@ -108,6 +120,7 @@ class EvalSamples:
                 "reward": each.reward,
                 "tokens": each.tokens,
                 "truncated": each.truncated,
+                **({} if each.exits is None else {f"exit_{key}": value for key, value in vars(each.exits).items()}),
             }
             for row, ((problem, sample), prompt, each) in enumerate(zip(places, prompts["prompt"], drawn, strict=True))
         ]

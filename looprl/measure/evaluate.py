@@ -8,6 +8,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from looprl.data.prompts import prompt_token_ids
+from looprl.measure.exit_gate import ExitGate, read_exit_gate
 from looprl.rollout.engine import RolloutEngine, Sampling
 
 
@@ -42,12 +43,16 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Judged:
-    """A completion, its reward (None: cannot be judged), its length in tokens, and whether it was cut off there."""
+    """A completion, its reward (None: cannot be judged), its length in tokens, and whether it was cut off there.
+
+    exits: what the exit gate said of its tokens, where the engine exports that.
+    """
 
     completion: str
     reward: float | None
     tokens: int
     truncated: bool
+    exits: ExitGate | None = None
 
     @property
     def passed(self) -> bool | None:
@@ -98,7 +103,13 @@ def sample_and_judge(
         prompts=dataset["prompt"][:], completions=completions, completion_ids=token_ids, **columns, **from_trainer
     )
     return [
-        Judged(completion, value, len(record.completion_ids), record.finish_reason == "length")
+        Judged(
+            completion,
+            value,
+            len(record.completion_ids),
+            record.finish_reason == "length",
+            read_exit_gate(record, engine.exit_threshold) if engine.state_kind == "gate" else None,
+        )
         for completion, value, record in zip(completions, rewards, records, strict=True)
     ]
 

@@ -18,6 +18,7 @@ series          1 - cosine of recompute to full BPTT: what the short series cost
 norm            over full BPTT's
 gap             largest |log-prob - sampler's|, nats
 speed           of scoring + backward, over full BPTT's
+rltt            another objective: the log-probs of every loop, weighted
 reuse, endpoint replay from the penultimate state, from the endpoint
 LS, K=auto n    least-squares coefficients; each sequence its own K, n on average"""
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from looprl.gradients import AdjointSolution, Estimator
+from looprl.gradients import AdjointSolution, Estimator, token_log_probs
 from looprl.gradients.estimator import ReplayFrom
-from looprl.models.contract import LoopedForCausalLM, at_least_fp32
+from looprl.models.contract import LoopedForCausalLM
 from looprl.models.initial_state import drawn_initial_state
 
 Gradients = dict[str, Tensor]
@@ -37,8 +37,8 @@ class PolicyBatch:
 
 @dataclass(frozen=True)
 class PolicyGradient:
-    """gradients: by parameter name. logps: [B, C]. state: what was read out, [B, P + C - 1, d]. solution: what the
-    adjoint solver found, None where there was none to find.
+    """gradients: by parameter name. logps: [B, C], after the last loop. state: z_R, [B, P + C - 1, d]. solution: what
+    the adjoint solver found, None where there was none to find.
     """
 
     gradients: Gradients
@@ -50,7 +50,7 @@ class PolicyGradient:
 def policy_gradient(
     model: LoopedForCausalLM, batch: PolicyBatch, estimator: Estimator, num_loops: int
 ) -> PolicyGradient:
-    """The gradient of - sum(weights x log-probs) over the trainable parameters.
+    """The gradient of - sum(weights x log-probs) over the trainable parameters; RLTT's are weighted over the loops.
 
     ValueError when the estimator replays a state that the batch does not hold.
     """
@@ -73,15 +73,17 @@ def policy_gradient(
             loop_runner=replace(estimator, on_solved=solutions.append),
             logits_to_keep=completion_length,
         )
-        logps = torch.log_softmax(at_least_fp32(output.logits) / batch.temperature, dim=-1)
-        logps = logps.gather(-1, batch.input_ids[:, -completion_length:, None]).squeeze(-1)
+        tokens = batch.input_ids[:, -completion_length:]
+        logps = token_log_probs(output, tokens, batch.temperature, estimator.loop_weights)
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        found = torch.autograd.grad(-(batch.weights * logps).sum(), list(parameters.values()), allow_unused=True)
+        found = torch.autograd.grad(
+            -(batch.weights * logps.objective).sum(), list(parameters.values()), allow_unused=True
+        )
     gradients = {
         name: torch.zeros_like(parameter) if gradient is None else gradient
         for (name, parameter), gradient in zip(parameters.items(), found, strict=True)
     }
-    return PolicyGradient(gradients, logps.detach(), output.state.detach(), solutions[0] if solutions else None)
+    return PolicyGradient(gradients, logps.sampled.detach(), output.state.detach(), solutions[0] if solutions else None)
 
 
 def by_part(model: LoopedForCausalLM) -> dict[str, list[str]]:

@@ -66,7 +66,10 @@ class Core(nn.Module):
 
 
 class LoopRunner(Protocol):
-    """How to get from the given state to the state that is read out: plain loops, or a gradient estimator."""
+    """How to get from the given state to the state that is read out: plain loops, or a gradient estimator.
+
+    Returns that state [B, T, d], or those of every loop [R, B, T, d]: then each of them is read out.
+    """
 
     def __call__(self, core: Core, state: Tensor, injected: Tensor, context: LoopContext, num_loops: int) -> Tensor: ...
 
@@ -78,6 +81,14 @@ def run_loops(core: Core, state: Tensor, injected: Tensor, context: LoopContext,
     return state
 
 
+def every_state(core: Core, state: Tensor, injected: Tensor, context: LoopContext, num_loops: int) -> Tensor:
+    """As `run_loops`, with the states of all loops [R, B, T, d]."""
+    states = [state]
+    for _ in range(num_loops):
+        states.append(core(states[-1], injected, *context))
+    return torch.stack(states[1:])
+
+
 def at_least_fp32(logits: Tensor) -> Tensor:
     """Logits ready for a softmax: half precision is raised, double is kept."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -85,20 +96,32 @@ def at_least_fp32(logits: Tensor) -> Tensor:
 
 @dataclass
 class LoopedModelOutput(ModelOutput):
-    """hidden: [B, T, d] after coda and final norm; state: z_R [B, T, d]."""
+    """hidden: [B, T, d] after coda and final norm; state: z_R [B, T, d].
+
+    Where every loop is read out, also loop_hidden: [R, B, T, d], and of a family with an exit gate
+    gate_logits: [B, T, R].
+    """
 
     last_hidden_state: Tensor | None = None
     state: Tensor | None = None
     past_key_values: Cache | None = None
+    loop_hidden: Tensor | None = None
+    gate_logits: Tensor | None = None
 
 
 @dataclass
 class LoopedCausalLMOutput(ModelOutput):
-    """logits: [B, T, V] (or the last `logits_to_keep` positions); state: z_R [B, T, d]."""
+    """logits: [B, T, V] (or the last `logits_to_keep` positions); state: z_R [B, T, d].
+
+    Where every loop is read out, also loop_logits: [R, B, T, V], and of a family with an exit gate
+    gate_logits: [B, T, R], both of the same positions.
+    """
 
     logits: Tensor | None = None
     state: Tensor | None = None
     past_key_values: Cache | None = None
+    loop_logits: Tensor | None = None
+    gate_logits: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -106,8 +129,8 @@ class Family:
     """What `looprl models` says of a family. An empty reason means yes; otherwise it says why not.
 
     title, loop: in words. examples: hub names. no_reuse, no_terminal_kv, no_per_loop_kv, no_exit_gate: reasons.
-    untrained: parameters (how their names begin) that RL leaves as they are, and why; unreplayed: those that only an
-    estimator which records every loop reaches.
+    untrained: parameters of the exit gate (how their names begin), and why RL leaves them as they are where it does not
+    weight the loops by it; unreplayed: those that only an estimator which records every loop reaches.
     """
 
     title: str
@@ -153,6 +176,10 @@ class LoopedModel(PreTrainedModel):
         """Hidden states [B, T, d] ready for the head: coda blocks, then the final norm."""
         raise NotImplementedError
 
+    def exit_gate(self, states: Tensor) -> Tensor | None:
+        """Logits [B, T, R] of stopping at each of `states` [R, B, T, d]; None in a family without an exit gate."""
+        return None
+
     def forward(
         self,
         input_ids: Tensor,
@@ -184,9 +211,10 @@ class LoopedModel(PreTrainedModel):
                 "one state of the model's width per token"
             )
         state = loop_runner(self.core, state.to(injected.dtype), injected, context, num_loops)
-        return LoopedModelOutput(
-            last_hidden_state=self.coda(state, context), state=state, past_key_values=past_key_values
-        )
+        if state.ndim == injected.ndim:
+            return LoopedModelOutput(self.coda(state, context), state, past_key_values)
+        hidden = torch.stack([self.coda(each, context) for each in state])
+        return LoopedModelOutput(hidden[-1], state[-1], past_key_values, hidden, self.exit_gate(state))
 
 
 class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
@@ -236,9 +264,13 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
                 names["head" if is_head else self.PARTS[prefix]].append(name)
         return {part: of_part for part, of_part in names.items() if of_part}
 
-    def left_as_they_are(self, loops_recorded: int | None) -> dict[str, str]:
-        """Trainable parameters that RL does not move, and why, when so many loops are recorded (None: all of them)."""
-        reasons = dict(self.FAMILY.untrained) | ({} if loops_recorded is None else dict(self.FAMILY.unreplayed))
+    def left_as_they_are(self, loops_recorded: int | None, weighted_by_exit: bool = False) -> dict[str, str]:
+        """Trainable parameters that RL does not move, and why, when so many loops are recorded (None: all of them).
+
+        weighted_by_exit: whether the loss weights the log-probs of the loops by the exit distribution.
+        """
+        reasons = {} if weighted_by_exit else dict(self.FAMILY.untrained)
+        reasons |= {} if loops_recorded is None else dict(self.FAMILY.unreplayed)
         return {
             name: reason
             for name, parameter in self.named_parameters()
@@ -272,11 +304,16 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             use_cache=use_cache,
         )
-        logits = self.read_out(output.last_hidden_state[:, -logits_to_keep:])
+        every_loop = output.loop_hidden is not None
+        hidden = output.loop_hidden if every_loop else output.last_hidden_state
+        logits = self.read_out(hidden[..., -logits_to_keep:, :])
         if logits_to_keep and logits.shape[-1] > self.config.vocab_size:
             padding = torch.arange(logits.shape[-1], device=logits.device) >= self.config.vocab_size
             logits = logits.masked_fill(padding, float("-inf"))
-        return LoopedCausalLMOutput(logits=logits, state=output.state, past_key_values=output.past_key_values)
+        if not every_loop:
+            return LoopedCausalLMOutput(logits, output.state, output.past_key_values)
+        gate = None if output.gate_logits is None else output.gate_logits[:, -logits_to_keep:]
+        return LoopedCausalLMOutput(logits[-1], output.state, output.past_key_values, logits, gate)
 
     def read_out(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states that `coda` returned."""

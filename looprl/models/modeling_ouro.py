@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from looprl.models.configuration_ouro import OuroConfig
-from looprl.models.contract import Core, Family, LoopContext, LoopedForCausalLM, LoopedModel, run_loops
+from looprl.models.contract import Core, Family, LoopContext, LoopedForCausalLM, LoopedModel, every_state
+from looprl.models.exit_gate import exit_distribution
 from looprl.models.kv_bank import KVBank
 from looprl.models.published import RMSNorm
 from looprl.models.rope import Rope, rotate
@@ -134,6 +135,9 @@ class OuroModel(LoopedModel, OuroPreTrainedModel):
         """The state itself: the norm is part of the loop."""
         return state
 
+    def exit_gate(self, states: Tensor) -> Tensor:
+        return self.early_exit_gate(states).squeeze(-1).movedim(0, -1)
+
 
 @dataclass(frozen=True)
 class EveryLoop:
@@ -145,13 +149,6 @@ class EveryLoop:
     @property
     def exit_probabilities(self) -> Tensor:
         return exit_distribution(self.gate_logits)
-
-
-def exit_distribution(gate_logits: Tensor) -> Tensor:
-    """How likely each loop is the one that a token stops at [..., R]: the last takes all that is left."""
-    stop = torch.sigmoid(gate_logits)
-    left = torch.cat([torch.ones_like(stop[..., :1]), (1 - stop[..., :-1]).cumprod(-1)], dim=-1)
-    return torch.cat([(stop * left)[..., :-1], left[..., -1:]], dim=-1)
 
 
 class OuroForCausalLM(LoopedForCausalLM, OuroPreTrainedModel):
@@ -172,7 +169,7 @@ class OuroForCausalLM(LoopedForCausalLM, OuroPreTrainedModel):
         loop="the whole stack with its final norm, nothing injected; starts from the embedding",
         no_exit_gate="",
         untrained={
-            "model.early_exit_gate.": "the policy is read out after the last loop, so its loss does not reach the gate"
+            "model.early_exit_gate.": "the loss does not reach the gate, save estimator rltt's with loop_weights exit"
         },
         unreplayed={"model.embed_tokens.": "nothing is injected, so a replayed loop does not reach the embedding"},
     )
@@ -181,15 +178,5 @@ class OuroForCausalLM(LoopedForCausalLM, OuroPreTrainedModel):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, num_loops: int | None = None
     ) -> EveryLoop:
         """Read out every loop, and ask the gate about it."""
-        states: list[Tensor] = []
-
-        def keep(core: Core, state: Tensor, injected: Tensor, context: LoopContext, num_loops: int) -> Tensor:
-            for _ in range(num_loops):
-                state = run_loops(core, state, injected, context, 1)
-                states.append(state)
-            return state
-
-        self.model(input_ids, attention_mask, num_loops=num_loops, loop_runner=keep)
-        stacked = torch.stack(states)
-        gate_logits = self.model.early_exit_gate(stacked).squeeze(-1).movedim(0, -1)
-        return EveryLoop(self.lm_head(stacked), gate_logits)
+        output = self(input_ids, attention_mask, num_loops=num_loops, loop_runner=every_state)
+        return EveryLoop(output.loop_logits, output.gate_logits)

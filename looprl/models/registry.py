@@ -50,13 +50,7 @@ def load_model(path_or_name: str, **kwargs: Any) -> LoopedForCausalLM:
     or of the wrong shape: nothing is silently left at its random initialisation.
     """
     hub_options = {key: kwargs.pop(key) for key in HUB_OPTIONS if key in kwargs}
-    nothing_there = f"no model at {path_or_name!r}: neither a folder with a readable config.json nor a hub name"
-    try:
-        settings, _ = PretrainedConfig.get_config_dict(path_or_name, **hub_options)
-    except (OSError, ValueError) as error:
-        raise ModelError(nothing_there) from error
-    if not settings:
-        raise ModelError(nothing_there)
+    settings = read_settings(path_or_name, **hub_options)
     family = find_family(settings, path_or_name)
     unreadable = f"{path_or_name!r} cannot be read as {family.__name__}"
     try:
@@ -70,6 +64,24 @@ def load_model(path_or_name: str, **kwargs: Any) -> LoopedForCausalLM:
     with suppress(OSError):  # few models have the file; without it the configuration's own is kept
         model.generation_config = GenerationConfig.from_pretrained(path_or_name, **hub_options)
     return model
+
+
+def read_settings(path_or_name: str, **hub_options: Any) -> dict[str, Any]:
+    """The `config.json` of a folder or hub name. ModelError where there is none."""
+    nothing_there = f"no model at {path_or_name!r}: neither a folder with a readable config.json nor a hub name"
+    try:
+        settings, _ = PretrainedConfig.get_config_dict(path_or_name, **hub_options)
+    except (OSError, ValueError) as error:
+        raise ModelError(nothing_there) from error
+    if not settings:
+        raise ModelError(nothing_there)
+    return settings
+
+
+def check_exit_gate(family: type[LoopedForCausalLM], setting: str) -> None:
+    """ModelError, naming the setting that asks for it, unless the family has an exit gate."""
+    if why_not := family.FAMILY.no_exit_gate:
+        raise ModelError(f"{setting} needs a model with an exit gate; {family.FAMILY.title}: {why_not}")
 
 
 def find_family(settings: Mapping[str, Any], path_or_name: str) -> type[LoopedForCausalLM]:

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 
 from looprl.errors import UserError
 from looprl.models.initial_state import InitialState, check_drawable
+from looprl.models.registry import FAMILIES, check_exit_gate
 from looprl.rollout.plugin import architecture
 from looprl.rollout.random_state import initial_state_seed, preserved_random_state
 from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
@@ -74,6 +75,7 @@ class RolloutEngine:
         kv_policy: KVPolicy = "terminal",
         initial_state: InitialState = "zero",
         seed: int = 0,
+        exit_threshold: float | None = None,
         max_model_len: int = 1024,
         max_num_seqs: int = 256,
         dtype: torch.dtype = torch.float32,
@@ -84,11 +86,12 @@ class RolloutEngine:
         """Start vLLM on the architecture of `config`, with `num_loops` loops (default: the configuration's).
 
         initial_state: where the loops start: zero, or drawn with each sync, from the run's `seed` and the policy
-        version. max_model_len: prompt and completion tokens together. max_num_seqs: sequences at a time. own_process:
+        version. exit_threshold: read each token out at the loop where the exit gate's cumulated probability reaches
+        it. max_model_len: prompt and completion tokens together. max_num_seqs: sequences at a time. own_process:
         run the engine in a process of its own, which schedules while prompts still arrive, so that a draw of several
         prompts does not repeat. timeout: seconds after which a call to an engine in its own process gives it up for
         dead. vllm_options go to `vllm.LLM` and win over what is chosen here. RolloutError when the window exceeds the
-        model's; UserError when the family publishes no distribution of initial states.
+        model's; UserError when the family has no distribution of initial states or no gate, and one is asked for.
         """
         from vllm import LLM
 
@@ -99,6 +102,7 @@ class RolloutEngine:
         self.seed = seed
         self.initial_state: InitialState = initial_state
         self.initial_state_seed: int | None = None
+        self.exit_threshold = exit_threshold
         self.max_model_len = max_model_len
         self.own_process = own_process
         self.timeout = timeout
@@ -111,6 +115,8 @@ class RolloutEngine:
                 f"a window of {max_model_len} tokens (prompt and completion) exceeds the model's "
                 f"max_position_embeddings, {config.max_position_embeddings}"
             )
+        if state_kind == "gate" or exit_threshold is not None:
+            check_exit_gate(FAMILIES[config.model_type], "reading the gate")
         if RolloutEngine._open is not None:
             RolloutEngine._open.close()
         self._process_group_was_there = torch.distributed.is_initialized()
@@ -124,6 +130,7 @@ class RolloutEngine:
                     architectures=[architecture(config.model_type)],
                     num_loops=self.num_loops,
                     exported_state=state_kind,
+                    exit_threshold=exit_threshold,
                     kv_policy=kv_policy,
                     initial_state=initial_state,
                 ),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from looprl.errors import UserError
 
-StateKind = Literal["penultimate", "endpoint"]
+StateKind = Literal["penultimate", "endpoint", "gate"]
 KVPolicy = Literal["terminal", "per_loop"]
 FinishReason = Literal["stop", "length"]
 
@@ -24,9 +24,10 @@ class RolloutRecord:
 
     prompt_ids: P token ids. completion_ids: G token ids, the stop token included. logprobs: [G], of each sampled
     token under the distribution it was drawn from. states: [P + G - 1, d], for every token that was fed (the
-    last sampled one never was); state_kind says which: `penultimate` enters the last loop, `endpoint` leaves it.
-    policy_version: the optimizer step whose weights sampled it. initial_state_seed: what z_0 was drawn
-    from, None for the model's own z_0. Raises RolloutMismatchError on lengths that do not fit together.
+    last sampled one never was); state_kind says which: `penultimate` enters the last loop, `endpoint` leaves it, and
+    `gate` is none, but the exit gate's logits after every loop in the first `num_loops` columns, for evaluation.
+    policy_version: the optimizer step whose weights sampled it. initial_state_seed: what z_0 was drawn from, None
+    for the model's own z_0. Raises RolloutMismatchError on lengths that do not fit together.
     """
 
     prompt_ids: tuple[int, ...]

@@ -1,7 +1,7 @@
 """What every vLLM twin shares: the head, the state export, and loading under the names of the transformers model."""
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from torch import Tensor, nn
 from vllm.config import VllmConfig
@@ -12,6 +12,7 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
 
 from looprl.rollout.connector import STATE_CACHE
+from looprl.rollout.record import StateKind
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -19,7 +20,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 class Twin(nn.Module):
     """A looped model with head and state export: the state named by `config.exported_state` goes to the paged cache.
 
-    INNER is what vLLM compiles: tokens, positions [N] -> hidden states, penultimate state and endpoint, each [N, d].
+    INNER is what vLLM compiles: tokens, positions [N] -> hidden states and every `StateKind` that it has, each [N, d].
     WITHIN is how its parameters' names begin in the twin, where the transformers model has `model.`.
     """
 
@@ -29,7 +30,7 @@ class Twin(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
         config = vllm_config.model_config.hf_config
-        self.exports_endpoint = config.exported_state == "endpoint"
+        self.exported = get_args(StateKind).index(config.exported_state)
         self.tied_head = config.tie_word_embeddings
         self.vocab_size = config.vocab_size
         self.model = self.INNER(vllm_config=vllm_config)
@@ -52,10 +53,9 @@ class Twin(nn.Module):
         intermediate_tensors: None = None,
         inputs_embeds: None = None,
     ) -> Tensor:
-        hidden, penultimate, endpoint = self.model(input_ids, positions)
+        hidden, *states = self.model(input_ids, positions)
         if get_forward_context().attn_metadata is not None:  # None in vLLM's profiling run, before there is a cache
-            state = endpoint if self.exports_endpoint else penultimate
-            self.state_cache(state.unsqueeze(1))
+            self.state_cache(states[self.exported].unsqueeze(1))
         return hidden
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:

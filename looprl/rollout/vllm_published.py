@@ -9,12 +9,14 @@ from collections import Counter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention as PagedAttention
 
+from looprl.models.exit_gate import state_at_exit
 from looprl.models.initial_state import drawn_states
 from looprl.models.registry import FAMILIES
 from looprl.rollout.twin import Twin
@@ -61,9 +63,10 @@ def paged_layers(vllm_config: VllmConfig) -> nn.ModuleList:
 
 @support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": -1})
 class PublishedModel(nn.Module):
-    """Everything that is compiled: tokens -> hidden states, penultimate state and endpoint, each [N, d].
+    """Everything that is compiled: tokens -> hidden states, penultimate state, endpoint, gate logits, each [N, d].
 
-    initial_states: [max_model_len, d], by position, where they are drawn.
+    initial_states: [max_model_len, d], by position, where they are drawn. exit_threshold: with it each token is read
+    out at the loop where it stops early. All loops are run, for those who read its keys and values.
     """
 
     initial_states: Tensor | None
@@ -74,6 +77,8 @@ class PublishedModel(nn.Module):
         if get_tensor_model_parallel_world_size() > 1:
             raise ValueError(f"{config.model_type} runs on one GPU: set tensor_parallel_size to 1")
         self.num_loops = config.num_loops
+        self.exit_threshold: float | None = config.exit_threshold
+        self.reads_gate = config.exported_state == "gate" or config.exit_threshold is not None
         self.looped = FAMILIES[config.model_type].MODEL(config)
         self.paged = paged_layers(vllm_config)
         room = torch.zeros(vllm_config.model_config.max_model_len, config.hidden_size)
@@ -84,7 +89,7 @@ class PublishedModel(nn.Module):
         assert self.initial_states is not None
         self.initial_states.copy_(drawn_states(self.looped.config, seed, len(self.initial_states)))
 
-    def forward(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
         looped, tokens = self.looped, input_ids[None]
         context = looped.context_at(tokens, positions[None], None, PagedBank(self.paged))
         injected = looped.prelude(tokens, context=context)
@@ -93,9 +98,19 @@ class PublishedModel(nn.Module):
         else:
             state = self.initial_states[positions][None]
         penultimate = endpoint = state
+        states: list[Tensor] = []
         for _ in range(self.num_loops):
             penultimate, endpoint = endpoint, looped.core(endpoint, injected, *context)
-        return looped.coda(endpoint, context)[0], penultimate[0], endpoint[0]
+            states += [endpoint] if self.reads_gate else []
+        if not self.reads_gate:
+            return looped.coda(endpoint, context)[0], penultimate[0], endpoint[0]
+        gate = looped.exit_gate(torch.stack(states))
+        assert gate is not None
+        read = endpoint
+        if self.exit_threshold is not None:
+            read = state_at_exit(torch.stack(states), gate, self.exit_threshold)
+        padded = F.pad(gate, (0, endpoint.shape[-1] - self.num_loops))
+        return looped.coda(read, context)[0], penultimate[0], endpoint[0], padded[0]
 
 
 class PublishedForCausalLM(Twin):

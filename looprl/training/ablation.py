@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from looprl.errors import UserError
+from looprl.models.registry import find_family, read_settings
 from looprl.recipe import parse_settings
 from looprl.recipe_file import find_recipe, load_recipe
 from looprl.suggest import did_you_mean
@@ -99,6 +100,8 @@ def resolve_arms(recipe: AblationRecipe) -> list[Arm]:
         train_recipe, args = parse_settings((TrainRecipe, LoopedGRPOConfig), arm.settings | run, where)
         try:
             task = load_task(train_recipe, args.seed)
+            if args.estimator == "rltt":
+                args.check_family(find_family(read_settings(task.model_path), train_recipe.model))
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         if task.held_out is None:

@@ -13,7 +13,10 @@ from looprl.errors import UserError
 from looprl.gradients import AdjointSolver, Estimator, NeumannSteps
 from looprl.gradients.adjoint import AdjointMethod
 from looprl.gradients.estimator import Preset, ReplayFrom
+from looprl.gradients.log_probs import LoopWeights
+from looprl.models import LoopedForCausalLM
 from looprl.models.initial_state import InitialState
+from looprl.models.registry import check_exit_gate
 from looprl.rollout.record import KVPolicy
 from looprl.training.distributed import configured, join_processes, launched_processes
 from looprl.training.zero import STAGES, zero_settings
@@ -49,6 +52,9 @@ class LoopedGRPOConfig(GRPOConfig):
         metadata={"help": "With neumann_steps auto: how large the terms left out may be, relative to the adjoint."},
     )
     loops_recorded: int | None = field(default=None, metadata={"help": "Loops b that estimator 'truncated' records."})
+    loop_weights: LoopWeights = field(
+        default="uniform", metadata={"help": "How estimator 'rltt' weights the log-probs of the loops."}
+    )
     kv_policy: KVPolicy | None = field(
         default=None, metadata={"help": "K/V sharing between loops in rollouts; by default the model's own."}
     )
@@ -148,7 +154,8 @@ class LoopedGRPOConfig(GRPOConfig):
             raise UserError("own_process_engine and vllm_tensor_parallel_size exclude each other")
         if self.control_every is not None and self.deepspeed and self.hf_deepspeed_config.is_zero3():
             raise UserError("control_every needs whole weights, which ZeRO-3 holds in shards: use zero_stage 1 or 2")
-        self.make_estimator()
+        if self.make_estimator().loop_weights is not None:
+            self._refuse_ratios()
         if self.staleness > self.max_staleness:
             raise UserError(
                 f"num_iterations, steps_per_generation and gradient_accumulation_steps make updates that are up to "
@@ -177,7 +184,13 @@ class LoopedGRPOConfig(GRPOConfig):
             self.loops_recorded,
             self.adjoint_solver,
             self.neumann_tolerance,
+            self.loop_weights,
         )
+
+    def check_family(self, family: type[LoopedForCausalLM]) -> None:
+        """ModelError where the estimator needs what models of this family do not have."""
+        if self.make_estimator().loop_weights == "exit":
+            check_exit_gate(family, "loop_weights exit, unlike uniform and progressive,")
 
     def _join_processes(self) -> None:
         """Become one of the launcher's processes, or without a launcher the only one."""
@@ -229,6 +242,18 @@ class LoopedGRPOConfig(GRPOConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")
+
+    def _refuse_ratios(self) -> None:
+        """RLTT's weighted log-prob is that of no distribution, so there is no ratio of two policies to take of it."""
+        for name, is_set in (
+            ("several updates per rollout (num_iterations, steps_per_generation)", self.staleness > 0),
+            ("off_policy_mask_threshold", self.off_policy_mask_threshold is not None),
+        ):
+            if is_set:
+                raise UserError(
+                    f"estimator {self.estimator} is on-policy: {name} would compare its weighted log-probs with those "
+                    "of a policy. Make one update per rollout, without a mask"
+                )
 
     def _refuse_unsupported(self) -> None:
         refused = {

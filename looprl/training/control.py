@@ -34,7 +34,10 @@ class GradientControl:
         return self.every is not None and step % self.every == 0 and step != self._last_step
 
     def run(self, model: LoopedForCausalLM, batch: PolicyBatch, step: int) -> None:
-        """Measure at the optimizer step `step`, and warn where the gradient is far from full BPTT's."""
+        """Measure at the optimizer step `step`, and warn where the gradient is far from full BPTT's.
+
+        RLTT's gradient is, and not by a fault of its settings: there is no warning.
+        """
         self._last_step = step
         if not batch.weights.any():
             self.meter.count("control/without_advantages", 1)  # every gradient is zero
@@ -53,7 +56,8 @@ class GradientControl:
                 self._log("cosine_to_recompute", cosines(ours, recomputed, parts)[ALL])
                 self._log("recompute_to_full", cosines(recomputed, full, parts)[ALL])
         cosine = to_full[ALL]
-        if cosine is None or cosine < SAFE_COSINE:
+        is_another_objective = self.estimator.loop_weights is not None
+        if not is_another_objective and (cosine is None or cosine < SAFE_COSINE):
             shown = "undefined" if cosine is None else f"{cosine:.4f}"
             _logger.warning(
                 "step %d: the cosine of the gradient to full BPTT is %s, below %s: with these settings the update does "

@@ -28,6 +28,17 @@ class EvalConfig(LoopedGRPOConfig):
     temperature: float = field(
         default=1.0, metadata={"help": "Sampling temperature; 0 is greedy, for a single completion per prompt."}
     )
+    exit_gate: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Read the exit gate, by default where the model has one. true: at every depth up to the model's "
+            "loops, where num_loops says nothing else."
+        },
+    )
+    exit_thresholds: list[float] | None = field(
+        default=None,
+        metadata={"help": "Also decode with early exit, where the gate's probabilities sum to q; at the most loops."},
+    )
     batch_size: int = field(default=256, metadata={"help": "Completions sampled at a time; other draws with another."})
 
     def __post_init__(self) -> None:
@@ -38,6 +49,10 @@ class EvalConfig(LoopedGRPOConfig):
             raise UserError(f"k and batch_size must be at least 1, got {self.k} and {self.batch_size}")
         if temperature == 0 and self.k > 1:
             raise UserError(f"at temperature 0 all completions of a prompt are equal: set k to 1, not {self.k}")
+        if not all(0 < threshold <= 1 for threshold in self.exit_thresholds or []):
+            raise UserError(f"exit_thresholds are probabilities above 0, up to 1; got {self.exit_thresholds}")
+        if self.exit_thresholds and self.exit_gate is False:
+            raise UserError("exit_thresholds need the exit gate: leave exit_gate out")
         Sampling(self.max_completion_length or 1, (), temperature)
         self.num_loops, self.temperature = None, 1.0  # training takes no list and is never greedy
         super().__post_init__()

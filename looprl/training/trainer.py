@@ -20,9 +20,9 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from looprl.data.checks import check_prompt_lengths
 from looprl.data.prompts import prompt_token_ids
 from looprl.errors import UserError
+from looprl.gradients import token_log_probs
 from looprl.measure.evaluate import EvalSet
 from looprl.models import LoopedForCausalLM, ModelError, load_model
-from looprl.models.contract import at_least_fp32
 from looprl.models.initial_state import check_drawable, drawn_initial_state
 from looprl.rewards import checked
 from looprl.rollout.engine import RolloutEngine, Sampling
@@ -96,7 +96,9 @@ class LoopedGRPOTrainer(GRPOSeam):
         sampled += [("evaluation", eval_dataset, length)] if eval_dataset is not None else []
         sampled += [(each.name, each.prompts, each.max_completion_length or length) for each in eval_sets]
         self.window = self._window(model, args, processing_class, sampled)
-        if args.make_estimator().loops_recorded == 1:
+        args.check_family(type(model))
+        estimator = args.make_estimator()
+        if estimator.loops_recorded == 1:
             keep_core_whole(model)
         prompts_per_rollout = args.generation_batch_size // args.num_generations
         if len(train_dataset) < prompts_per_rollout:
@@ -119,7 +121,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         self.add_callback(self.nonfinite)
         self.add_callback(OptimizerTime(self.meter, deepspeed=lambda: self.deepspeed))
         self.add_callback(HeldMemory(self, self.meter))
-        self.estimator = replace(args.make_estimator(), on_solved=AdjointLog(self.meter))
+        self.estimator = replace(estimator, on_solved=AdjointLog(self.meter))
         self.control = GradientControl(args.control_every, self.estimator, self.num_loops, self.meter)
 
     @staticmethod
@@ -214,6 +216,8 @@ class LoopedGRPOTrainer(GRPOSeam):
             batch["states"] = self._stacked_states(*shape, slice(None))
         if self.args.replay_is_exact:
             batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
+        elif self.estimator.loop_weights is not None:
+            del batch["old_per_token_logps"]  # the policy's, to correct with; the loss has the weighted ones
         self._silence(batch, rewards, torch.tensor([len(record.completion_ids) == 0 for record in records]))
         if self.on_completions is not None and self.accelerator.is_main_process:
             index = self.vllm_generation.index
@@ -246,8 +250,12 @@ class LoopedGRPOTrainer(GRPOSeam):
     def score(
         self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor, rows: slice, completion_length: int
     ) -> tuple[Tensor, Tensor]:
-        """Replay (or recompute) the loops and read out the completion tokens' log-probs and entropies."""
+        """Replay (or recompute) the loops and read out the completion tokens' log-probs and entropies.
+
+        While a rollout is completed they are the policy's, to compare with the sampler's, whatever the loss will have.
+        """
         batch = self.micro_batch
+        estimator = self.estimator if batch is not None else replace(self.estimator, loop_weights=None)
         ids, mask = input_ids[:, :-1], attention_mask[:, :-1]  # the last token predicts nothing, so it is not fed
         state: Tensor | None
         if self.estimator.state_from == "rollout":
@@ -264,19 +272,17 @@ class LoopedGRPOTrainer(GRPOSeam):
             mask,
             num_loops=self.num_loops,
             initial_state=state,
-            loop_runner=self.estimator,
+            loop_runner=estimator,
             logits_to_keep=completion_length,
         )
-        logps = torch.log_softmax(at_least_fp32(output.logits) / self.temperature, dim=-1)
+        logps = token_log_probs(output, input_ids[:, -completion_length:], self.temperature, estimator.loop_weights)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._entropy_bonus_enabled):
-            entropies = -(logps.exp() * logps).sum(-1)
-        targets = input_ids[:, -completion_length:, None]
-        sampled = logps.gather(-1, targets).squeeze(-1)
+            entropies = logps.entropies
         if batch is not None:
             # the last sampled token was never fed to the sampler, so it has no state
             fed = mask.bool() & attention_mask[:, 1:].bool()
-            self._measure(batch, sampled.detach(), output.state.detach(), state, fed)
-        return sampled, entropies
+            self._measure(batch, logps.sampled.detach(), output.state.detach(), state, fed)
+        return logps.objective, entropies
 
     def finish_loss(self, loss: Tensor) -> Tensor:
         return seen_in_gradients(loss)

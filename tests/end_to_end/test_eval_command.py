@@ -62,6 +62,7 @@ def test_every_depth_has_a_row_that_follows_from_its_completions(evaluated):
         solved = [any(rewards[start : start + K]) for start in range(0, len(rewards), K)]
         assert row["pass_at_k"] == pytest.approx(sum(solved) / SIZE)
         assert row["ci95"][0] < row["avg_at_k"] < row["ci95"][1]
+        assert not any("exit" in key for key in [*row, *completions[0]])  # the model has no gate
         assert row["tokens"] == pytest.approx(sum(each["tokens"] for each in completions) / len(completions))
 
 
@@ -86,7 +87,7 @@ def test_table_figure_and_report_show_what_was_measured(evaluated):
     for row in json.loads((folder / "eval.json").read_text()):
         for text in (output, page):
             assert f"R = {row['num_loops']}" in text and f"{row['avg_at_k']:.3f}" in text
-    assert "majority@4" in output and str(folder) in output
+    assert "majority@4" in output and "exit" not in output and str(folder) in output
 
 
 def test_a_killed_evaluation_goes_on_to_the_very_same_files(evaluated, start_looprl, tmp_path):
@@ -188,6 +189,10 @@ def test_a_model_folder_is_evaluated_greedily_on_a_file_and_a_second_task_each_w
         (["--dataset", "tests/data/gsm8k_train_48.jsonl"], "--eval_dataset"),
         (["--eval_dataset", "tests/data/gsm8k_train_48.jsonl", "--max_completion_length", "1000"], "evaluation prompt"),
         (["--reward", "rewards/gsm8k.py:acuracy"], "accuracy"),
+        (["--exit_gate", "true"], "exit_gate needs a model with an exit gate; LoopLM"),
+        (["--exit_thresholds", "0.5"], "exit_thresholds needs a model with an exit gate; LoopLM"),
+        (["--exit_thresholds", "0.5", "1.5"], "exit_thresholds are probabilities above 0, up to 1"),
+        (["--exit_thresholds", "0.5", "--exit_gate", "false"], "leave exit_gate out"),
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_is_written(settings, message, tmp_path, capsys):

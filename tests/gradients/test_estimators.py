@@ -277,7 +277,7 @@ def test_the_gradient_of_a_batch_is_the_mean_of_its_rows_without_padding(model, 
 def test_an_unknown_preset_is_refused_with_the_choices():
     with pytest.raises(ValueError, match="'bptt'; choose from reuse, recompute, truncated, full, full_checkpointed"):
         Estimator.preset("bptt")
-    assert PRESETS == ("reuse", "recompute", "truncated", "full", "full_checkpointed")
+    assert PRESETS == ("reuse", "recompute", "truncated", "full", "full_checkpointed", "rltt")
 
 
 def test_an_unknown_state_to_replay_from_is_refused_with_the_choices():

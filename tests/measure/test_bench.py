@@ -28,7 +28,7 @@ def test_every_estimator_has_a_row_for_every_number_of_loops(rows):
     assert all(row.keys() >= KEYS and row["shape"] == "2x16xd64" for row in rows)
     for num_loops in (2, 5):
         assert [estimator_name(row) for row in rows if row["num_loops"] == num_loops] == [
-            *("full", "full_checkpointed", "truncated b=4", "recompute K=4"),
+            *("full", "full_checkpointed", "rltt uniform", "truncated b=4", "recompute K=4"),
             *("reuse K=0", "reuse K=2", "reuse LS K=2", "reuse K=4", "reuse K=auto"),
         ]
     for row in rows:

@@ -39,7 +39,8 @@ def row_of(rows, name):
 
 def test_every_estimator_has_a_row_with_the_keys_of_the_design(rows):
     assert [estimator_name(row) for row in rows] == [
-        *("full", "full_checkpointed", "truncated b=1", "truncated b=3", "recompute K=0", "reuse K=0"),
+        *("full", "full_checkpointed", "rltt uniform", "rltt progressive"),
+        *("truncated b=1", "truncated b=3", "recompute K=0", "reuse K=0"),
         *("recompute K=2", "reuse K=2", "recompute LS K=2", "reuse LS K=2", "recompute K=auto", "reuse K=auto"),
         *("recompute LS K=auto", "reuse LS K=auto"),
         *("recompute endpoint K=0", "endpoint K=0", "recompute endpoint K=2", "endpoint K=2"),
@@ -57,6 +58,11 @@ def test_truncation_at_all_loops_is_left_out_as_it_is_full_bptt():
     assert [case.estimator.loops_recorded for case in cases([0, 3, 8], 4) if case.name == "truncated"] == [1]
 
 
+def test_rltt_by_the_exit_distribution_is_compared_where_there_is_a_gate():
+    names = [case.estimator.loop_weights for case in cases([0], 4, exit_gate=True) if case.name == "rltt"]
+    assert names == ["uniform", "progressive", "exit"]
+
+
 def test_the_tolerance_of_auto_and_steps_given_twice():
     tolerances = {case.estimator.solver.tolerance for case in cases(["auto"], 4, 0.03) if case.has_series}
     assert tolerances == {0.03}
@@ -65,6 +71,7 @@ def test_the_tolerance_of_auto_and_steps_given_twice():
 @pytest.mark.parametrize(
     ("name", "estimator"),
     [
+        ("rltt progressive", Estimator.preset("rltt", loop_weights="progressive")),
         ("truncated b=3", Estimator.preset("truncated", loops_recorded=3)),
         ("recompute K=2", Estimator.preset("recompute", 2)),
         ("reuse LS K=2", Estimator.preset("reuse", 2, adjoint_solver="least_squares")),

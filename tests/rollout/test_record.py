@@ -50,7 +50,7 @@ def test_a_record_cannot_be_changed(make_record: MakeRecord) -> None:
         (dict(states=torch.zeros(4)), ["(4,)", "[4, d]"]),
         (dict(states=torch.zeros(1, 4, 8)), ["(1, 4, 8)", "[4, d]"]),
         (dict(prompt_ids=(5, 6)), ["(4, 8)", "[3, d]"]),
-        (dict(state_kind="final"), ["state_kind", "'final'", "penultimate, endpoint"]),
+        (dict(state_kind="final"), ["state_kind", "'final'", "penultimate, endpoint, gate"]),
         (dict(kv_policy="shared"), ["kv_policy", "'shared'", "terminal, per_loop"]),
         (dict(finish_reason="abort"), ["finish_reason", "'abort'", "stop, length"]),
         (dict(finish_reason=None), ["finish_reason", "None"]),

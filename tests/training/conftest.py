@@ -90,7 +90,7 @@ class Setting:
         self.trainer.current_gradient_accumulation_steps = micro_batches
         for part in split_tensor_dict(batch, micro_batches):
             self.trainer.compute_loss(self.trainer.model, part).backward()
-        return {name: p.grad.clone() for name, p in self.trainer.model.named_parameters()}
+        return {name: p.grad.clone() for name, p in self.trainer.model.named_parameters() if p.grad is not None}
 
 
 @pytest.fixture(scope="module")

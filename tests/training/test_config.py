@@ -26,7 +26,7 @@ def test_fp32_on_a_cpu_unless_asked_otherwise(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"replay_from": "endpoint"}, {"estimator": "recompute"}, {"estimator": "full"}],
+    [{"replay_from": "endpoint"}, {"estimator": "recompute"}, {"estimator": "full"}, {"estimator": "rltt"}],
     ids=lambda settings: "-".join(settings.values()),
 )
 def test_importance_correction_is_on_wherever_the_replay_is_not_the_sampler_s_last_loop(tmp_path, settings):
@@ -65,6 +65,9 @@ def test_importance_correction_is_on_wherever_the_replay_is_not_the_sampler_s_la
         ({"replay_from": "endpoint", "vllm_importance_sampling_correction": False}, "contradicts"),
         ({"vllm_importance_sampling_mode": "sequence_mask"}, "must be token_truncate"),
         ({"vllm_importance_sampling_clip_max": None}, "must be token_truncate"),
+        ({"estimator": "rltt", "loop_weights": "linear"}, "choose from uniform, progressive, exit"),
+        ({"estimator": "rltt", "num_iterations": 2, "max_staleness": 1}, "rltt is on-policy: several updates"),
+        ({"estimator": "rltt", "off_policy_mask_threshold": 0.5}, "rltt is on-policy: off_policy_mask_threshold"),
     ],
 )
 def test_a_setting_that_biases_or_contradicts_is_refused(tmp_path, settings, message):

@@ -29,7 +29,7 @@ GRID = [job for job in (Job(*values) for values in product(*FACTORS.values())) i
 # wide enough for the parameters to outweigh everything else; two micro-batches, so that gradients are kept between
 LARGE = [Job(stage, accumulation=2, width=256, steps=1) for stage in (1, 2, 3)]
 CONTROLLED = Job(2, control=True)
-SEVERAL_LOOPS = [Job(3, estimator=name) for name in ("truncated", "full_checkpointed")]
+SEVERAL_LOOPS = [Job(3, estimator=name) for name in ("truncated", "full_checkpointed", "rltt")]
 ESTIMATORS = [Job(3, estimator=name) for name in ("recompute", "full")]
 SKIPPING = [Job(stage, nonfinite="1 2") for stage in (1, 2, 3)]
 ENDED = Job(2, nonfinite="1 2 3")
