@@ -174,10 +174,11 @@ class RolloutEngine:
         Where initial states are drawn, they are drawn anew. ValueError when a tensor of the model is missing or unknown
         to it.
         """
-        weights = {name: tensor.detach() for name, tensor in named_tensors}
+        weights = ((name, tensor.detach()) for name, tensor in named_tensors)
+        handed_over = pack(dict(weights)) if self.own_process else weights
         with self._all_or_nothing():
             self._drain()
-            self.llm.collective_rpc("load_named_tensors", args=(pack(weights) if self.own_process else weights,))
+            self.llm.collective_rpc("load_named_tensors", args=(handed_over,))
             if self.initial_state == "drawn":
                 self.initial_state_seed = initial_state_seed(self.seed, policy_version)
                 self.llm.collective_rpc("draw_initial_states", args=(self.initial_state_seed,))

@@ -3,7 +3,7 @@
 Within one process tensors are handed over as they are, to an engine in a process of its own as bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ class WorkerCalls:
 
     model_runner: Any
 
-    def load_named_tensors(self, tensors: Mapping[str, Tensor] | bytes) -> None:
+    def load_named_tensors(self, tensors: Iterator[tuple[str, Tensor]] | bytes) -> None:
         """Replace the model's weights by tensors under their transformers names."""
-        named = unpack(tensors) if isinstance(tensors, bytes) else tensors
-        self.model_runner.reload_weights(weights_iterator=iter(named.items()))
+        named = iter(unpack(tensors).items()) if isinstance(tensors, bytes) else tensors
+        self.model_runner.reload_weights(weights_iterator=named)
 
     def draw_initial_states(self, seed: int) -> None:
         """Draw the states that all sequences start from until the next call."""

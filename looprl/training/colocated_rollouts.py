@@ -72,15 +72,21 @@ class ColocatedRollouts:
                 raise  # refused by an engine that is as it was
             _logger.warning("the rollout engine failed (%s: %s); starting a new one", type(error).__name__, error)
             failed = True
+        self.restarts += failed
+        self.meter.count("dropped/engine_restarts", failed)
         if not self.any_process(failed):
             return result
-        self.restarts += failed
         self.engine = self.start_engine()
         self._sync(self.engine)
         return call(self.engine) if failed else result
 
     def _sync(self, engine: RolloutEngine) -> None:
-        engine.sync_weights(gathered(self.model), self.step())
+        weights = gathered(self.model)
+        try:
+            engine.sync_weights(weights, self.step())
+        finally:
+            for _ in weights:  # where the engine has failed: the other processes gather them all
+                pass
 
     def generate(
         self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None
@@ -99,13 +105,11 @@ class ColocatedRollouts:
                     "a prompt starts with two BOS tokens: the tokenizer adds one, so leave it out of the text "
                     "or of the chat template"
                 )
-        restarts = self.restarts
         with self.meter.phase("rollout"), profiler or nullcontext():
             step = self.step()
             self._drawn_at, self.index = step, self.index + 1 if step == self._drawn_at else 0
             seed = rollout_seed(self.seed, step, self.rank, self.index)
             self._records = self.ask(lambda engine: self._draw(engine, prompts, seed))
-        self.meter.count("dropped/engine_restarts", self.restarts - restarts)
         completions = [list(record.completion_ids) or [self.pad_token_id] for record in self._records]
         logprobs = [[[value] for value in record.logprobs.tolist()] or [[0.0]] for record in self._records]
         return prompts, completions, logprobs, None

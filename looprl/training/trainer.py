@@ -17,8 +17,6 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
-from looprl.data.checks import check_prompt_lengths
-from looprl.data.prompts import prompt_token_ids
 from looprl.errors import UserError
 from looprl.gradients import token_log_probs
 from looprl.measure.evaluate import EvalSet
@@ -38,7 +36,9 @@ from looprl.training.distributed import check_processes
 from looprl.training.faults import NonFiniteGuard, seen_in_gradients
 from looprl.training.held_memory import HeldMemory
 from looprl.training.optimizer_time import OptimizerTime
+from looprl.training.replay_log import log_logprob_gaps, log_residual, log_truncated_ratios
 from looprl.training.trl_seam import Batch, GRPOSeam
+from looprl.training.window import window
 from looprl.training.zero import keep_core_whole
 
 CompletionsWriter = Callable[[str, list[dict[str, Any]]], object]
@@ -95,7 +95,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         sampled = [("training", train_dataset, length)]
         sampled += [("evaluation", eval_dataset, length)] if eval_dataset is not None else []
         sampled += [(each.name, each.prompts, each.max_completion_length or length) for each in eval_sets]
-        self.window = self._window(model, args, processing_class, sampled)
+        self.window = window(model.config, processing_class, sampled, args.vllm_max_model_length)
         args.check_family(type(model))
         estimator = args.make_estimator()
         if estimator.loops_recorded == 1:
@@ -123,27 +123,6 @@ class LoopedGRPOTrainer(GRPOSeam):
         self.add_callback(HeldMemory(self, self.meter))
         self.estimator = replace(estimator, on_solved=AdjointLog(self.meter))
         self.control = GradientControl(args.control_every, self.estimator, self.num_loops, self.meter)
-
-    @staticmethod
-    def _window(
-        model: LoopedForCausalLM,
-        args: LoopedGRPOConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        sampled: list[tuple[str, Dataset, int]],
-    ) -> int:
-        """Tokens that prompt and completion may have: as set, or as the longest of both needs.
-
-        sampled: name, prompts and completion tokens of each dataset.
-        """
-        lengths = [
-            (name, [len(ids) for ids in prompt_token_ids(rows["prompt"][:], tokenizer)], completion)
-            for name, rows, completion in sampled
-        ]
-        needed = max(max(prompts) + completion for _, prompts, completion in lengths)
-        window = args.vllm_max_model_length or min(needed, model.config.max_position_embeddings)
-        for name, prompts, completion in lengths:
-            check_prompt_lengths(prompts, window - completion, name)
-        return window
 
     @property
     def scores_rollouts(self) -> bool:
@@ -238,10 +217,8 @@ class LoopedGRPOTrainer(GRPOSeam):
         masked = (batch["completion_mask"].sum(dim=1) == 0).sum() - empty.sum()
         self.meter.count("dropped/truncated_completions", float(masked))
         if "importance_sampling_ratio" in batch:
-            ratio = batch["importance_sampling_ratio"]
-            limit = self.vllm_importance_sampling_clip_max
-            kept = batch["completion_mask"].bool()
-            self.meter.mean("replay/truncated_share", float((ratio[kept] >= limit).sum()), float(kept.sum()))
+            limit, kept = self.vllm_importance_sampling_clip_max, batch["completion_mask"].bool()
+            log_truncated_ratios(self.meter, batch["importance_sampling_ratio"], limit, kept)
 
     def _stacked_states(self, prompt_length: int, completion_length: int, rows: slice) -> Tensor:
         states = stack_states(self.vllm_generation.peek()[rows], prompt_length, completion_length)
@@ -279,9 +256,15 @@ class LoopedGRPOTrainer(GRPOSeam):
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._entropy_bonus_enabled):
             entropies = logps.entropies
         if batch is not None:
-            # the last sampled token was never fed to the sampler, so it has no state
-            fed = mask.bool() & attention_mask[:, 1:].bool()
-            self._measure(batch, logps.sampled.detach(), output.state.detach(), state, fed)
+            self.meter.maximum("replay/staleness", self.state.global_step - self._rollout_version)
+            if estimator.neumann_steps == 0:
+                self.meter.mean("replay/neumann_steps", 0, 1)
+            kept = batch["completion_mask"].bool()
+            log_logprob_gaps(self.meter, logps.sampled, batch["sampling_per_token_logps"], kept)
+            if estimator.state_from == "rollout":
+                assert state is not None
+                # the last sampled token was never fed to the sampler, so it has no state
+                log_residual(self.meter, state, output.state, mask.bool() & attention_mask[:, 1:].bool())
         return logps.objective, entropies
 
     def finish_loss(self, loss: Tensor) -> Tensor:
@@ -302,18 +285,3 @@ class LoopedGRPOTrainer(GRPOSeam):
             with self.accelerator.autocast():
                 rollouts = policy_batch(batch, self.args.replay_from, self.temperature)
                 self.control.run(self.accelerator.unwrap_model(self.model), rollouts, self.state.global_step)
-
-    @torch.no_grad()
-    def _measure(self, batch: Batch, logps: Tensor, after: Tensor, before: Tensor | None, fed: Tensor) -> None:
-        staleness = self.state.global_step - self._rollout_version
-        self.meter.maximum("replay/staleness", staleness)
-        if self.estimator.neumann_steps == 0:
-            self.meter.mean("replay/neumann_steps", 0, 1)
-        kept = batch["completion_mask"].bool()
-        if kept.any():
-            gaps = (logps - batch["sampling_per_token_logps"])[kept].abs()
-            self.meter.mean("replay/logprob_gap_mean", float(gaps.sum()), gaps.numel())
-            self.meter.maximum("replay/logprob_gap_max", float(gaps.max()))
-        if before is not None and self.estimator.state_from == "rollout":
-            moved = (after - before).norm(dim=-1)[fed] / after.norm(dim=-1)[fed]
-            self.meter.mean("replay/residual", float(moved.sum()), moved.numel())

@@ -1,7 +1,7 @@
 """Ten steps with a real engine in each rank, whose weights are read back after every sync; and again from the fifth.
 
-The second training goes on from the first one's checkpoint, and the last rank's engine fails in its eighth step. The
-third finds nothing to do. Run by torchrun: synced.py FOLDER STAGE TIED
+The second training goes on from the first one's checkpoint, and the last rank's engine fails in its eighth step, and
+another one while it is given weights in the ninth. The third finds nothing to do. Run by torchrun: synced.py FOLDER STAGE TIED
 """
 
 import faulthandler
@@ -84,6 +84,8 @@ class Training:
         self.checksums, self.samples, self.longest, self.fails_at = [], [], [], None
 
     def sync_and_compare(self):
+        if self.fails_at is not None and self.trainer.state.global_step == self.fails_at + 1:
+            self.trainer.engine.llm.collective_rpc = None  # what it gives weights with
         self.sync_weights()
         ours = dict(gathered(self.trainer.model))
         if "lm_head.weight" not in ours:
@@ -92,8 +94,7 @@ class Training:
         self.checksums.append((checksum(ours), checksum(theirs)))
 
     def draw_and_measure(self, engine, *args):
-        if self.fails_at == self.trainer.state.global_step:
-            self.fails_at = None
+        if self.fails_at == self.trainer.state.global_step and self.trainer.vllm_generation.restarts == 0:
             engine.llm.generate = None  # what it calls
         records = self.draw(engine, *args)
         self.longest.append(max(len(record.completion_ids) for record in records))
