@@ -57,28 +57,36 @@ class ColocatedRollouts:
     def sync_weights(self) -> None:
         """Give the engine the trainer's present weights."""
         with self.meter.phase("sync"):
-            self.ask(self._sync)
+            self._attempt(self._sync)
 
     def ask(self, call: Callable[[RolloutEngine], _Result]) -> _Result:
         """Call with the engine; if that costs the engine its life, once more with a new one and present weights.
 
         Every process has to, each with a call of its own.
         """
-        was_closed, failed = self.engine.closed, False
+        results = self._attempt(call)
+        return results[0] if results else call(self.engine)
+
+    def _attempt(self, call: Callable[[RolloutEngine], _Result]) -> list[_Result]:
+        """What the call gives; nothing where it costs the engine its life.
+
+        When it does so here or in another process, every process has a new one with present weights afterwards.
+        """
+        was_closed = self.engine.closed
+        results = []
         try:
-            result = call(self.engine)
+            results.append(call(self.engine))
         except Exception as error:
             if was_closed or not self.engine.closed or not self.may_restart:
                 raise  # refused by an engine that is as it was
             _logger.warning("the rollout engine failed (%s: %s); starting a new one", type(error).__name__, error)
-            failed = True
+        failed = not results
         self.restarts += failed
         self.meter.count("dropped/engine_restarts", failed)
-        if not self.any_process(failed):
-            return result
-        self.engine = self.start_engine()
-        self._sync(self.engine)
-        return call(self.engine) if failed else result
+        if self.any_process(failed):
+            self.engine = self.start_engine()
+            self._sync(self.engine)
+        return results
 
     def _sync(self, engine: RolloutEngine) -> None:
         weights = gathered(self.model)

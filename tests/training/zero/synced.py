@@ -1,7 +1,8 @@
 """Ten steps with a real engine in each rank, whose weights are read back after every sync; and again from the fifth.
 
 The second training goes on from the first one's checkpoint, and the last rank's engine fails in its eighth step, and
-another one while it is given weights in the ninth. The third finds nothing to do. Run by torchrun: synced.py FOLDER STAGE TIED
+another one while it is given weights in the ninth. The third finds nothing to do.
+Run by torchrun: synced.py FOLDER STAGE TIED
 """
 
 import faulthandler
