@@ -83,7 +83,7 @@ def test_every_estimator_loops_from_the_drawn_state(preset):
 
 
 def test_states_that_vllm_drew_first_can_enter_autograd():
-    model = random_published("huginn")
+    model = random_published("parcae")
     ids = torch.arange(5)[None]
     with torch.inference_mode():  # as vLLM's workers
         drawn_states(model.config, 77, 5)

@@ -51,6 +51,7 @@ def test_log_probs_are_the_sampler_s_whatever_the_estimator(estimator, tmp_path)
     rows = logged(tmp_path, estimator=estimator, loops_recorded=2, neumann_steps=0, **STALE)
     assert [row["replay/staleness"] for row in rows] == [0, 1, 0, 1]
     assert max(row["replay/logprob_gap_max"] for row in rows) < EXACT
+    assert {"replay/residual" in row for row in rows} == {estimator == "reuse"}  # z_0 is no state that is replayed
 
 
 def test_they_are_not_where_the_trainer_starts_from_zero(tmp_path, monkeypatch):
