@@ -87,7 +87,7 @@ class RolloutEngine:
         engine in a process of its own, which schedules while prompts still arrive, so that a draw of several prompts
         does not repeat. timeout: seconds after which a call to an engine in its own process gives it up for dead.
         vllm_options go to `vllm.LLM` and win over what is chosen here. RolloutError when the window
-        exceeds the model's, and when a gate is asked for that it does not have.
+        exceeds the model's, ModelError when a gate is asked for that it does not have.
         """
         from vllm import LLM
 
@@ -108,6 +108,8 @@ class RolloutEngine:
             )
         if state_kind == "gate" or exit_threshold is not None:
             check_exit_gate(FAMILIES[config.model_type], "reading the gate")
+            if self.num_loops > config.hidden_size:
+                raise RolloutError(f"{self.num_loops} loops do not fit into a state of width {config.hidden_size}")
         if RolloutEngine._open is not None:
             RolloutEngine._open.close()
         self._process_group_was_there = torch.distributed.is_initialized()
