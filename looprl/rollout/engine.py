@@ -117,6 +117,8 @@ class RolloutEngine:
             )
         if state_kind == "gate" or exit_threshold is not None:
             check_exit_gate(FAMILIES[config.model_type], "reading the gate")
+            if self.num_loops > config.hidden_size:
+                raise RolloutError(f"{self.num_loops} loops do not fit into a state of width {config.hidden_size}")
         if RolloutEngine._open is not None:
             RolloutEngine._open.close()
         self._process_group_was_there = torch.distributed.is_initialized()
