@@ -16,7 +16,7 @@ from transformers.conversion_mapping import register_checkpoint_conversion_mappi
 from transformers.core_model_loading import WeightRenaming
 from transformers.initialization import no_init_weights
 
-from looprl.models.checkpoint import Checkpoint, ModelError, check_fit, read_checkpoint
+from looprl.models.checkpoint import Checkpoint, ModelError, check_fit, read_checkpoint, read_header, strip
 from looprl.models.contract import LoopedForCausalLM
 from looprl.models.modeling_looplm import LoopLMForCausalLM
 from looprl.models.modeling_ouro import OuroForCausalLM
@@ -50,13 +50,7 @@ def load_model(path_or_name: str, **kwargs: Any) -> LoopedForCausalLM:
     or of the wrong shape: nothing is silently left at its random initialisation.
     """
     hub_options = {key: kwargs.pop(key) for key in HUB_OPTIONS if key in kwargs}
-    nothing_there = f"no model at {path_or_name!r}: neither a folder with a readable config.json nor a hub name"
-    try:
-        settings, _ = PretrainedConfig.get_config_dict(path_or_name, **hub_options)
-    except (OSError, ValueError) as error:
-        raise ModelError(nothing_there) from error
-    if not settings:
-        raise ModelError(nothing_there)
+    settings = read_settings(path_or_name, **hub_options)
     family = find_family(settings, path_or_name)
     unreadable = f"{path_or_name!r} cannot be read as {family.__name__}"
     try:
@@ -70,6 +64,38 @@ def load_model(path_or_name: str, **kwargs: Any) -> LoopedForCausalLM:
     with suppress(OSError):  # few models have the file; without it the configuration's own is kept
         model.generation_config = GenerationConfig.from_pretrained(path_or_name, **hub_options)
     return model
+
+
+def read_settings(path_or_name: str, **hub_options: Any) -> dict[str, Any]:
+    """The `config.json` of a folder or hub name. ModelError when there is none that can be read."""
+    nothing_there = f"no model at {path_or_name!r}: neither a folder with a readable config.json nor a hub name"
+    try:
+        settings, _ = PretrainedConfig.get_config_dict(path_or_name, **hub_options)
+    except (OSError, ValueError) as error:
+        raise ModelError(nothing_there) from error
+    if not settings:
+        raise ModelError(nothing_there)
+    return settings
+
+
+def read_outline(path_or_name: str) -> tuple[PretrainedConfig, torch.dtype, bool]:
+    """What is known of a model before its weights are: its configuration, and the precision that it would load in.
+
+    Also whether files of weights were at hand, of which the names are read: where they are not, what only tensors tell
+    (such as the body of a `huginn_raven`) is the configuration's guess. ModelError as from `load_model`.
+    """
+    settings = read_settings(path_or_name)
+    family = find_family(settings, path_or_name)
+    stored = read_header(path_or_name)
+    try:
+        if stored:
+            config = family.read_config(settings, [strip(name, family.STRIPPED) for name in stored])
+        else:
+            config = family.config_class.from_dict(dict(settings))
+    except ValueError as error:
+        raise ModelError(f"{path_or_name!r} cannot be read as {family.__name__}: {error}") from error
+    dtype = config.dtype or next(iter(stored.values()), None) or torch.float32
+    return config, dtype, bool(stored)
 
 
 def find_family(settings: Mapping[str, Any], path_or_name: str) -> type[LoopedForCausalLM]:

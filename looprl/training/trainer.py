@@ -17,8 +17,6 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
-from looprl.data.checks import check_prompt_lengths
-from looprl.data.prompts import prompt_token_ids
 from looprl.errors import UserError
 from looprl.measure.evaluate import EvalSet
 from looprl.models import LoopedForCausalLM, ModelError, load_model
@@ -37,6 +35,7 @@ from looprl.training.faults import NonFiniteGuard
 from looprl.training.held_memory import HeldMemory
 from looprl.training.optimizer_time import OptimizerTime
 from looprl.training.trl_seam import Batch, GRPOSeam
+from looprl.training.window import window_of
 from looprl.training.zero import keep_core_whole
 
 CompletionsWriter = Callable[[str, list[dict[str, Any]]], object]
@@ -91,7 +90,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         sampled = [("training", train_dataset, length)]
         sampled += [("evaluation", eval_dataset, length)] if eval_dataset is not None else []
         sampled += [(each.name, each.prompts, each.max_completion_length or length) for each in eval_sets]
-        self.window = self._window(model, args, processing_class, sampled)
+        self.window = window_of(model.config, args, processing_class, sampled)
         if args.make_estimator().loops_recorded == 1:
             keep_core_whole(model)
         prompts_per_rollout = args.generation_batch_size // args.num_generations
@@ -117,27 +116,6 @@ class LoopedGRPOTrainer(GRPOSeam):
         self.add_callback(HeldMemory(self, self.meter))
         self.estimator = replace(args.make_estimator(), on_solved=AdjointLog(self.meter))
         self.control = GradientControl(args.control_every, self.estimator, self.num_loops, self.meter)
-
-    @staticmethod
-    def _window(
-        model: LoopedForCausalLM,
-        args: LoopedGRPOConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        sampled: list[tuple[str, Dataset, int]],
-    ) -> int:
-        """Tokens that prompt and completion may have: as set, or as the longest of both needs.
-
-        sampled: name, prompts and completion tokens of each dataset.
-        """
-        lengths = [
-            (name, [len(ids) for ids in prompt_token_ids(rows["prompt"][:], tokenizer)], completion)
-            for name, rows, completion in sampled
-        ]
-        needed = max(max(prompts) + completion for _, prompts, completion in lengths)
-        window = args.vllm_max_model_length or min(needed, model.config.max_position_embeddings)
-        for name, prompts, completion in lengths:
-            check_prompt_lengths(prompts, window - completion, name)
-        return window
 
     @property
     def scores_rollouts(self) -> bool:
