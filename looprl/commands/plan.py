@@ -1,6 +1,7 @@
 """looprl plan RECIPE: the memory that training by a recipe needs, before anything is loaded."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -14,7 +15,7 @@ from looprl.data.tokenizer import load_tokenizer
 from looprl.errors import UserError
 from looprl.gradients import Estimator
 from looprl.measure.activations import WeightlessModel
-from looprl.measure.memory_plan import Held, Layout, Rollouts, rollout_memory, training_state
+from looprl.measure.memory_plan import FP32, Held, Layout, Rollouts, rollout_memory, training_state
 from looprl.measure.plan_report import Plan, headline, held_cells, recorded_cells, shown_bytes, token_cells
 from looprl.models.registry import read_outline
 from looprl.recipe import parse_recipe
@@ -89,7 +90,7 @@ def make_plan(recipe: TrainRecipe, args: PlanConfig) -> Plan:
         state_per_token=rollouts.state_per_token,
         recorded=recorded,
         held=held + rollout_memory(rollouts),
-        remarks=[*remarks, *_remarks(args, model, stage, weights_seen)],
+        remarks=[*remarks, *_remarks(args, model, weights_seen)],
     )
 
 
@@ -126,7 +127,8 @@ def _window(recipe: TrainRecipe, args: PlanConfig, config: PretrainedConfig) -> 
     return window_of(config, args, tokenizer, sampled), []
 
 
-def _remarks(args: PlanConfig, model: WeightlessModel, stage: int, weights_seen: bool) -> Iterator[str]:
+def _remarks(args: PlanConfig, model: WeightlessModel, weights_seen: bool) -> Iterator[str]:
+    stage, offload = args.sharding
     yield (
         "Not counted: buffers of DeepSpeed, the allocator and CUDA, and what an operation takes while it runs. On a "
         f"GPU the engine claims {args.vllm_gpu_memory_utilization:.0%} of the device for its weights and its cache."
@@ -138,6 +140,9 @@ def _remarks(args: PlanConfig, model: WeightlessModel, stage: int, weights_seen:
             f"ZeRO-3 also gathers the core while it computes ({shown_bytes(core * itemsize)}), and all weights while "
             f"they are synced into the engine ({shown_bytes(model.parameters * itemsize)})."
         )
+    if stage and args.bf16 and not offload:
+        share = FP32 * math.ceil(model.parameters / args.world_size)
+        yield f"In the update DeepSpeed also casts a process's share of the gradients to fp32 ({shown_bytes(share)})."
     if args.estimator == "full_checkpointed":
         yield "Activations of full_checkpointed are not counted: about the states of R loops and one loop's own."
     if args.gradient_checkpointing:

@@ -59,4 +59,5 @@ def load_tokenizer(path_or_name: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(path_or_name)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path_or_name}: no tokenizer that can be read beside the model ({error})") from error
+        reason = str(error).partition("\n")[0].rstrip(": ")
+        raise UserError(f"{path_or_name}: no tokenizer that can be read beside the model ({reason})") from error

@@ -179,6 +179,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         if self.estimator.state_from == "rollout":
             shape = batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1]
             batch["states"] = self._stacked_states(*shape, slice(None))
+            self.meter.maximum("memory/states", batch["states"].nbytes)
         if self.args.replay_is_exact:
             batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
         self._silence(batch, rewards, torch.tensor([len(record.completion_ids) == 0 for record in records]))

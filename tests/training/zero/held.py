@@ -1,4 +1,4 @@
-"""What DeepSpeed's engine holds of a wide model after one update, by ZeRO stage and precision.
+"""What DeepSpeed's engine holds of a wide model in one update, by ZeRO stage, precision and offloading.
 
 Run by torchrun: held.py FILE
 """
@@ -15,16 +15,21 @@ from looprl.data.tokenizer import build_tokenizer
 from looprl.measure.meter import StepMeter
 from looprl.training.distributed import join_processes
 from looprl.training.held_memory import HeldMemory
-from looprl.training.zero import STAGES, initialized
+from looprl.training.zero import STAGES, initialized, master_weights
 from tests.training.zero.taped import make_model
 
 WIDTH = 256
+CASES = [(stage, dtype, offload) for stage in STAGES for dtype in ("float32", "bfloat16") for offload in (False, True)]
 
 
-def hold(stage, dtype):
-    """Bytes of parameters, gradients and optimizer in one update of a model of this precision."""
-    model = make_model(build_tokenizer(), tied=True, width=WIDTH).to(dtype)
-    engine = initialized(model, stage)
+def wide_model(dtype):
+    return make_model(build_tokenizer(), tied=True, width=WIDTH).to(dtype)
+
+
+def hold(stage, dtype, offload):
+    """Bytes of parameters, gradients and optimizer, and of the gradients that the optimizer itself is given."""
+    model = wide_model(getattr(torch, dtype))
+    engine = initialized(model, stage, offload)
     trainer = SimpleNamespace(
         deepspeed=engine,
         model=model,
@@ -34,21 +39,27 @@ def hold(stage, dtype):
     meter = StepMeter()
     held = HeldMemory(trainer, meter)
     held.on_train_begin(None, None, None)
+    given = []
+    update = engine.optimizer.optimizer.step
+
+    def step(*args, **kwargs):
+        given.append(sum(weights.grad.nbytes for weights in master_weights(engine.optimizer)))
+        return update(*args, **kwargs)
+
+    engine.optimizer.optimizer.step = step
     ids = torch.randint(4, 300, (2, 12))
     engine.backward(engine(ids, num_loops=1).logits.float().logsumexp(-1).mean())
     engine.step()
     held.on_optimizer_step(None, None, None)
-    return meter.flush()
+    return meter.flush() | {"given": given[0]}
 
 
 def main(out):
     join_processes(timedelta(seconds=60))
-    found = {f"{stage}-{dtype}": hold(stage, getattr(torch, dtype)) for stage in STAGES for dtype in DTYPES}
+    found = [hold(*case) for case in CASES]
     if torch.distributed.get_rank() == 0:
         Path(out).write_text(json.dumps(found))
 
-
-DTYPES = ("float32", "bfloat16")
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
