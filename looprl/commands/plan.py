@@ -60,7 +60,8 @@ def make_plan(recipe: TrainRecipe, args: PlanConfig) -> Plan:
     completions = args.per_device_train_batch_size * args.steps_per_generation
     kv = {str(policy): kv_bytes_per_token(config, num_loops, policy, dtype) for policy in get_args(KVPolicy)}
     recorded = _recorded(model, args, num_loops, window)
-    held = training_state(Layout(model.parameters, computing.itemsize, stage, args.world_size, offload))
+    layout = Layout(model.parameters, computing.itemsize, stage, args.world_size, offload, fp32_gradients=not args.bf16)
+    held = training_state(layout)
     if args.estimator in recorded:
         held.append(Held(f"activations of a micro-batch, {args.estimator}", recorded[args.estimator]))
     tied_head = config.num_embeddings * config.hidden_size if config.tie_word_embeddings else 0

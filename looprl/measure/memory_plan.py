@@ -23,7 +23,8 @@ class Held(NamedTuple):
 class Layout:
     """How training is spread. parameters: of the model, a tied one once. itemsize: bytes of a weight that computes.
 
-    zero_stage: of DeepSpeed's ZeRO (Rajbhandari et al., 2020, arXiv:1910.02054), 0 without it.
+    zero_stage: of DeepSpeed's ZeRO (Rajbhandari et al., 2020, arXiv:1910.02054), 0 without it. fp32_gradients: ZeRO
+    keeps its shards of them in fp32 unless it is told of bf16, whatever the weights are.
     """
 
     parameters: int
@@ -31,6 +32,7 @@ class Layout:
     zero_stage: int = 0
     processes: int = 1
     offload_optimizer: bool = False
+    fp32_gradients: bool = False
 
     @property
     def shard(self) -> int:
@@ -54,9 +56,10 @@ def training_state(layout: Layout) -> list[Held]:
     if layout.offload_optimizer:
         offloaded = [Held(name, 0, size) for name, size, _ in optimizer]
         optimizer = [*offloaded, Held("their gradients in fp32", 0, copy)]
+    gathered = FP32 * layout.shard if layout.fp32_gradients else shard
     return [
         Held("weights", shard if stage == 3 else whole),
-        Held("gradients", whole if stage == 1 else shard),
+        Held("gradients", whole if stage == 1 else gathered),
         *optimizer,
     ]
 

@@ -35,6 +35,8 @@ def test_stages_shard_one_thing_after_the_other():
     assert held(2) == held(1) | {"gradients": 500}
     assert held(3) == held(2) | {"weights": 500}
     assert held(3, processes=3)["weights"] == 2 * 334
+    in_fp32 = dict(each[:2] for each in training_state(Layout(1000, 2, 3, 4, fp32_gradients=True)))
+    assert in_fp32 == held(3) | {"gradients": 1000}
 
 
 def test_offloading_moves_the_optimizer_to_the_host():
