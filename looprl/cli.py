@@ -35,6 +35,7 @@ COMMANDS = {
     "ablate": Command("looprl.commands.ablate", "train arms that differ in a few keys, on several seeds, and compare"),
     "pretrain": Command("looprl.commands.pretrain", "train a looped model on next tokens"),
     "rewards": Command("looprl.commands.rewards", "try a reward on given completions, without a model"),
+    "plan": Command("looprl.commands.plan", "say what memory a training recipe needs, without loading its model"),
     "models": Command("looprl.commands.models", "list the looped-model families and what each supports"),
     "export": Command("looprl.commands.export", "write a run's model as a plain transformers folder"),
     "recipes": Command("looprl.commands.recipes", "list the recipes that come with looprl, or copy one to edit"),

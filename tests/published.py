@@ -1,9 +1,11 @@
 """Random models of the published families with 32-wide heads, which vLLM needs on a CPU."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from looprl.data.tokenizer import build_tokenizer
 from looprl.models import FAMILIES, LoopedForCausalLM
 
 RAVEN = dict(
@@ -72,3 +74,18 @@ def random_published(name: str, **changes: Any) -> LoopedForCausalLM:
             if parameter.ndim in (1, 4):
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model
+
+
+def published_with_tokenizer(name: str, **changes: Any) -> LoopedForCausalLM:
+    """A `random_published` whose vocabulary is that of the project's tokenizer."""
+    tokenizer = build_tokenizer()
+    vocabulary = {"vocab_size": len(tokenizer)} | ({"padded_vocab_size": 512} if name == "parcae" else {})
+    special_tokens = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "bos", "eos")}
+    return random_published(name, **vocabulary, **special_tokens, **changes)
+
+
+def save_published(name: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+    """Write a `published_with_tokenizer` and the tokenizer to a folder in the published format."""
+    published_with_tokenizer(name, **changes).to(dtype).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder

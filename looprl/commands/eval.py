@@ -12,11 +12,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from looprl.data.checks import check_prompt_lengths
 from looprl.data.prompts import prompt_token_ids
+from looprl.data.tokenizer import load_tokenizer
 from looprl.errors import UserError
 from looprl.measure.eval_report import eval_cells, eval_notes, exit_cells, write_eval
 from looprl.measure.eval_samples import EvalSamples
@@ -50,13 +51,13 @@ def run(argv: list[str]) -> int:
     folder = RunFolder.check(args.output_dir, recipe.overwrite, recipe.resume)
     evaluated = load_evaluated(recipe)
     path = with_shipped(recipe.model)
-    model = load_model(path)
+    model = load_model(path, **(args.model_init_kwargs or {}))
     if args.initial_state == "drawn":
         check_drawable(model.config)
     if args.exit_gate or args.exit_thresholds:
         check_exit_gate(type(model), "exit_gate" if args.exit_gate else "exit_thresholds")
     reads_gate = args.exit_gate is not False and not model.FAMILY.no_exit_gate
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = load_tokenizer(path)
     window = _window(evaluated, tokenizer, args.max_completion_length, model.config.max_position_embeddings)
     plan = _plan(evaluated, args, model, tokenizer, reads_gate)
     settings = {"command": "eval", **vars(recipe), **args.to_dict(), "weights": _digest(model)}

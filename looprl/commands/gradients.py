@@ -3,9 +3,9 @@
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from looprl.data.tokenizer import load_tokenizer
 from looprl.errors import UserError
 from looprl.measure.compare_gradients import cases, compare_gradients, with_endpoint_states
 from looprl.measure.estimator_rows import Row
@@ -33,7 +33,7 @@ def run(argv: list[str]) -> int:
     RunFolder.check(args.output_dir, overwrite=recipe.overwrite)
     settings = {"command": "gradients", **vars(recipe), **args.to_dict()}
     task = load_task(recipe, args.seed)
-    model = load_model(task.model_path)
+    model = load_model(task.model_path, **(args.model_init_kwargs or {}))
     console = Console()
     loops = list(dict.fromkeys(args.num_loops or [model.config.num_loops]))
     folder: RunFolder | None = None
@@ -66,7 +66,7 @@ def _rollouts(model: LoopedForCausalLM, task: LoadedTask, args: GradientsConfig,
         task.rewards,
         args.at(num_loops),
         task.train_set,
-        processing_class=AutoTokenizer.from_pretrained(task.model_path),
+        processing_class=load_tokenizer(task.model_path),
     )
     batch = trainer.sample_batch()
     if args.random_advantages:

@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.text import Text
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from looprl.data.documents import Documents, batches_of, load_documents
+from looprl.data.tokenizer import load_tokenizer
 from looprl.errors import UserError
 from looprl.measure.inspect_report import fidelity_cells, loop_cells, recipe_line, write_inspection_report
 from looprl.measure.inspection import Inspection, inspect_model
@@ -91,7 +92,7 @@ def run(argv: list[str]) -> int:
     most_loops = options.most_loops or max(2 * num_loops, LEAST_LOOPS_SHOWN)
     if most_loops < num_loops:
         raise UserError(f"most_loops ({most_loops}) must be at least the model's num_loops ({num_loops})")
-    tokenizer = _tokenizer(path)
+    tokenizer = load_tokenizer(path)
     max_tokens = min(options.max_tokens, model.config.max_position_embeddings)
     text = load_documents(options.text, tokenizer, options.documents, max_tokens, options.seed, options.task_options)
     _check_vocabulary(text, tokenizer, model)
@@ -124,13 +125,6 @@ def _print(console: Console, inspection: Inspection, verdict: Verdict, remarks: 
         console.print(Text(f"\n{finding.question}", style="bold"))
         console.print(Text(finding.answer))
     console.print(Text(f"\nTrain with {recipe_line(verdict)}"))
-
-
-def _tokenizer(path: str) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: no tokenizer that can be read beside the model ({error})") from error
 
 
 def _check_vocabulary(text: Documents, tokenizer: PreTrainedTokenizerBase, model: LoopedForCausalLM) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.text import Text
-from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from looprl.checkpoints import CheckpointStore, step_of
+from looprl.data.tokenizer import load_tokenizer
 from looprl.errors import Terminated
 from looprl.launch import launch
 from looprl.measure.evaluate import EvalSet, Evaluation
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
         check_same_settings(asked.path, resolved)
         checkpoint = from_main_process(CheckpointStore(asked.path / "checkpoints").newest_good)
     task = load_task(recipe, args.seed)
-    model = load_model(task.model_path)
+    model = load_model(task.model_path, **(args.model_init_kwargs or {}))
     console = Console(quiet=args.process_index > 0)
     engines = _engines(args.world_size // args.vllm_tensor_parallel_size)
     console.print(f"{recipe.model}: {parameter_count(model):,} parameters; starting {engines}")
@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
         task.rewards,
         args,
         task.train_set,
-        processing_class=AutoTokenizer.from_pretrained(task.model_path),
+        processing_class=load_tokenizer(task.model_path),
         eval_sets=list(task.eval_sets.values()),
     )
     # only now, so that a run which cannot start leaves the one that it would replace

@@ -7,9 +7,10 @@ exactly.
 """
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from looprl.data.arithmetic import template_texts
+from looprl.errors import UserError
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 PIECES = r"[0-9]+| ?[A-Za-z]+[.?!,]? ?| ?[-+*/=] ?|#+ ?|[.?!,]+ ?"
@@ -51,3 +52,12 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
+
+
+def load_tokenizer(path_or_name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model. UserError when there is none that can be read."""
+    try:
+        return AutoTokenizer.from_pretrained(path_or_name)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).partition("\n")[0].rstrip(": ")
+        raise UserError(f"{path_or_name}: no tokenizer that can be read beside the model ({reason})") from error

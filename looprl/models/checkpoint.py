@@ -12,7 +12,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import cached_file
@@ -26,6 +26,7 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
     "model.pt",
 )
+_PRECISIONS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SHOWN = 8  # problems that an error lists
 
 
@@ -45,14 +46,15 @@ class Checkpoint:
         tensors: dict[str, Tensor] = {}
         files: dict[str, str] = {}
         for name, tensor in self.tensors.items():
-            short = _strip(name, prefixes)
+            short = strip(name, prefixes)
             if short in tensors:
                 raise ModelError(f"{self.files[name]}: tensor {short!r} is there twice, once as {name!r}")
             tensors[short], files[short] = tensor, self.files[name]
         return Checkpoint(tensors, files)
 
 
-def _strip(name: str, prefixes: tuple[str, ...]) -> str:
+def strip(name: str, prefixes: tuple[str, ...]) -> str:
+    """The name without any of `prefixes` before it."""
     while (short := next((name.removeprefix(p) for p in prefixes if name.startswith(p)), name)) != name:
         name = short
     return name
@@ -72,6 +74,23 @@ def read_checkpoint(path_or_name: str, **hub_options: Any) -> Checkpoint:
         tensors = _read_file(found)
         return Checkpoint(tensors, dict.fromkeys(tensors, found.name))
     raise ModelError(f"no weights at {path_or_name!r}: looked for {', '.join(WEIGHT_FILES)}")
+
+
+def read_header(path_or_name: str) -> dict[str, torch.dtype | None]:
+    """Names and precisions of the tensors in safetensors files that are on this machine; no tensor is read.
+
+    The precision is None where an index names a shard that is not here. Empty without such files.
+    """
+    index = _find(path_or_name, "model.safetensors.index.json", {"local_files_only": True})
+    if index is None:
+        file = _find(path_or_name, "model.safetensors", {"local_files_only": True})
+        return {} if file is None else _header(file)
+    places = _places(index)
+    stored: dict[str, torch.dtype | None] = dict.fromkeys(places)
+    for shard in sorted(set(places.values())):
+        if (file := _find(path_or_name, shard, {"local_files_only": True})) is not None:
+            stored |= _header(file)
+    return stored
 
 
 def check_fit(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], owner: str) -> None:
@@ -105,10 +124,7 @@ def _find(path_or_name: str, name: str, hub_options: dict[str, Any]) -> Path | N
 
 
 def _read_shards(path_or_name: str, index: Path, hub_options: dict[str, Any]) -> Checkpoint:
-    try:
-        places = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{index} cannot be read as an index of shards: {error!r}") from error
+    places = _places(index)
     tensors: dict[str, Tensor] = {}
     files: dict[str, str] = {}
     for shard in sorted(set(places.values())):
@@ -121,6 +137,21 @@ def _read_shards(path_or_name: str, index: Path, hub_options: dict[str, Any]) ->
         tensors |= held
         files |= dict.fromkeys(held, shard)
     return Checkpoint(tensors, files)
+
+
+def _places(index: Path) -> dict[str, str]:
+    try:
+        return json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{index} cannot be read as an index of shards: {error!r}") from error
+
+
+def _header(file: Path) -> dict[str, torch.dtype | None]:
+    try:
+        with safe_open(file, "pt") as opened:
+            return {name: _PRECISIONS.get(opened.get_slice(name).get_dtype()) for name in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from transformers.conversion_mapping import register_checkpoint_conversion_mappi
 from transformers.core_model_loading import WeightRenaming
 from transformers.initialization import no_init_weights
 
-from looprl.models.checkpoint import Checkpoint, ModelError, check_fit, read_checkpoint
+from looprl.models.checkpoint import Checkpoint, ModelError, check_fit, read_checkpoint, read_header, strip
 from looprl.models.contract import LoopedForCausalLM
 from looprl.models.modeling_looplm import LoopLMForCausalLM
 from looprl.models.modeling_ouro import OuroForCausalLM
@@ -67,7 +67,7 @@ def load_model(path_or_name: str, **kwargs: Any) -> LoopedForCausalLM:
 
 
 def read_settings(path_or_name: str, **hub_options: Any) -> dict[str, Any]:
-    """The `config.json` of a folder or hub name. ModelError where there is none."""
+    """The `config.json` of a folder or hub name. ModelError when there is none that can be read."""
     nothing_there = f"no model at {path_or_name!r}: neither a folder with a readable config.json nor a hub name"
     try:
         settings, _ = PretrainedConfig.get_config_dict(path_or_name, **hub_options)
@@ -82,6 +82,26 @@ def check_exit_gate(family: type[LoopedForCausalLM], setting: str) -> None:
     """ModelError, naming the setting that asks for it, unless the family has an exit gate."""
     if why_not := family.FAMILY.no_exit_gate:
         raise ModelError(f"{setting} needs a model with an exit gate; {family.FAMILY.title}: {why_not}")
+
+
+def read_outline(path_or_name: str) -> tuple[PretrainedConfig, torch.dtype, bool]:
+    """What is known of a model before its weights are: its configuration, and the precision that it would load in.
+
+    Also whether files of weights were at hand, of which the names are read: where they are not, what only tensors tell
+    (such as the body of a `huginn_raven`) is the configuration's guess. ModelError as from `load_model`.
+    """
+    settings = read_settings(path_or_name)
+    family = find_family(settings, path_or_name)
+    stored = read_header(path_or_name)
+    try:
+        if stored:
+            config = family.read_config(settings, [strip(name, family.STRIPPED) for name in stored])
+        else:
+            config = family.config_class.from_dict(dict(settings))
+    except ValueError as error:
+        raise ModelError(f"{path_or_name!r} cannot be read as {family.__name__}: {error}") from error
+    dtype = config.dtype or next(iter(stored.values()), None) or torch.float32
+    return config, dtype, bool(stored)
 
 
 def find_family(settings: Mapping[str, Any], path_or_name: str) -> type[LoopedForCausalLM]:

@@ -22,6 +22,7 @@ from looprl.rollout.plugin import architecture
 from looprl.rollout.random_state import initial_state_seed, preserved_random_state
 from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
 from looprl.rollout.safetensors_bytes import pack, unpack
+from looprl.rollout.token_bytes import kv_bytes_per_token, state_bytes_per_token
 from looprl.rollout.vllm_process import contained_start, kept_process_group
 from looprl.rollout.watchdog import watched
 
@@ -104,6 +105,8 @@ class RolloutEngine:
         self.initial_state_seed: int | None = None
         self.exit_threshold = exit_threshold
         self.max_model_len = max_model_len
+        self.kv_bytes_per_token = kv_bytes_per_token(config, self.num_loops, kv_policy, dtype)
+        self.state_bytes_per_token = state_bytes_per_token(config, dtype)
         self.own_process = own_process
         self.timeout = timeout
         self.policy_version: int | None = None
@@ -152,23 +155,18 @@ class RolloutEngine:
             )
             if not torch.cuda.is_available():
                 options |= dict(enforce_eager=True, block_size=32)
-                options["kv_cache_memory_bytes"] = self._cache_bytes(max_num_seqs, dtype)
+                options["kv_cache_memory_bytes"] = self._cache_bytes(max_num_seqs)
             with preserved_random_state(), self._compile_stance(), contained_start(own_process) as self._processes:
                 self.llm = LLM(**(options | vllm_options))
         RolloutEngine._open = self
 
-    def _cache_bytes(self, max_num_seqs: int, dtype: torch.dtype, block_size: int = 32) -> int:
+    def _cache_bytes(self, max_num_seqs: int, block_size: int = 32) -> int:
         """Twice the room for every sequence at full length, so that none is ever preempted.
 
         Finished sequences hold theirs until their states are copied.
         """
-        keys_and_values = 2 * self.config.num_key_value_heads * self.config.head_dim
-        banks = self.config.num_hidden_layers
-        if self.kv_policy == "per_loop":
-            banks += (self.num_loops - 1) * self.config.num_core_layers
-        per_token = banks * keys_and_values + self.config.hidden_size
         blocks = max_num_seqs * -(-self.max_model_len // block_size) + 1
-        return max(2 * blocks * block_size * per_token * dtype.itemsize, 64 << 20)
+        return max(2 * blocks * block_size * (self.kv_bytes_per_token + self.state_bytes_per_token), 64 << 20)
 
     def sync_weights(self, named_tensors: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
         """Load the trainer's weights (transformers names) and forget every cached key, value and state.

@@ -113,11 +113,13 @@ class ColocatedRollouts:
                     "a prompt starts with two BOS tokens: the tokenizer adds one, so leave it out of the text "
                     "or of the chat template"
                 )
+        seconds = self.meter.seconds()
         with self.meter.phase("rollout"), profiler or nullcontext():
             step = self.step()
             self._drawn_at, self.index = step, self.index + 1 if step == self._drawn_at else 0
             seed = rollout_seed(self.seed, step, self.rank, self.index)
             self._records = self.ask(lambda engine: self._draw(engine, prompts, seed))
+        self._measure(self.meter.seconds() - seconds)
         completions = [list(record.completion_ids) or [self.pad_token_id] for record in self._records]
         logprobs = [[[value] for value in record.logprobs.tolist()] or [[0.0]] for record in self._records]
         return prompts, completions, logprobs, None
@@ -127,6 +129,14 @@ class ColocatedRollouts:
         records = engine.generate(prompts, self.sampling, seed)
         self.meter.count("dropped/preempted", (engine.preempted - preempted) / engine.ranks)
         return records
+
+    def _measure(self, seconds: float) -> None:
+        """Log how fast one engine sampled, and what it kept of a token."""
+        tokens = sum(len(record.completion_ids) for record in self._records) * self.engine.ranks
+        states = [record.states for record in self._records]
+        self.meter.mean("rollout/tokens_per_second", tokens, seconds)
+        self.meter.maximum("rollout/kv_bytes_per_token", self.engine.kv_bytes_per_token)
+        self.meter.mean("rollout/state_bytes_per_token", sum(each.nbytes for each in states), sum(map(len, states)))
 
     def peek(self) -> list[RolloutRecord]:
         """The records of the last rollout."""

@@ -38,7 +38,7 @@ from looprl.training.held_memory import HeldMemory
 from looprl.training.optimizer_time import OptimizerTime
 from looprl.training.replay_log import log_logprob_gaps, log_residual, log_truncated_ratios
 from looprl.training.trl_seam import Batch, GRPOSeam
-from looprl.training.window import window
+from looprl.training.window import window_of
 from looprl.training.zero import keep_core_whole
 
 CompletionsWriter = Callable[[str, list[dict[str, Any]]], object]
@@ -95,7 +95,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         sampled = [("training", train_dataset, length)]
         sampled += [("evaluation", eval_dataset, length)] if eval_dataset is not None else []
         sampled += [(each.name, each.prompts, each.max_completion_length or length) for each in eval_sets]
-        self.window = window(model.config, processing_class, sampled, args.vllm_max_model_length)
+        self.window = window_of(model.config, args, processing_class, sampled)
         args.check_family(type(model))
         estimator = args.make_estimator()
         if estimator.loops_recorded == 1:
@@ -193,6 +193,7 @@ class LoopedGRPOTrainer(GRPOSeam):
         if self.estimator.state_from == "rollout":
             shape = batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1]
             batch["states"] = self._stacked_states(*shape, slice(None))
+            self.meter.maximum("memory/states", batch["states"].nbytes)
         if self.args.replay_is_exact:
             batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
         elif self.estimator.loop_weights is not None:

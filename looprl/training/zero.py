@@ -77,9 +77,10 @@ def parameter_count(model: nn.Module) -> int:
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
 
 
-def initialized(model: LoopedForCausalLM, stage: int) -> Any:
+def initialized(model: LoopedForCausalLM, stage: int, offload_optimizer: bool = False) -> Any:
     """A DeepSpeed engine with the settings of `zero_settings` that owns the model, outside of any trainer."""
-    settings = {name: value for name, value in zero_settings(stage).items() if name not in ("bf16", "fp16")}
+    settings = zero_settings(stage, offload_optimizer)
+    settings = {name: value for name, value in settings.items() if name not in ("bf16", "fp16")}
     settings = _without_auto(settings) | {"train_micro_batch_size_per_gpu": 1}
     settings["bf16"] = {"enabled": model.dtype == torch.bfloat16}
     keep_core_whole(model)

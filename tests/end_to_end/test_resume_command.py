@@ -20,7 +20,7 @@ from tests.end_to_end.conftest import ENVIRONMENT, ROOT
 from tests.end_to_end.killed_run import MOMENTS
 
 RUN = ("train", "recipes/quickstart.yaml", "--per_device_train_batch_size", 16, "--eval_size", 8, "--dataset_size", 16)
-CLOCKS = ("time/", "step_time", "train_")
+CLOCKS = ("time/", "rollout/tokens_per_second", "step_time", "train_")
 
 
 def run_until(sent, moment, step, folder, *flags):

@@ -17,7 +17,7 @@ LONGER_TASK = (
     *("--transfer_max_completion_length", 21),
 )
 ROWS = Path("tests/data/gsm8k_train_48.jsonl")
-CLOCKS = ("time/", "step_time", "train_")
+CLOCKS = ("time/", "rollout/tokens_per_second", "step_time", "train_")
 
 
 def json_lines(path):

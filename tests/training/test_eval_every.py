@@ -18,7 +18,7 @@ from looprl.training.trackers import check_trackers
 from tests.training.conftest import make_trainer
 
 STEPS = 3
-CLOCKS = ("time/", "step_time", "train_")
+CLOCKS = ("time/", "rollout/tokens_per_second", "step_time", "train_")
 HELD_OUT = Dataset.from_dict({"prompt": [f"Ann has {number} coins.\n" for number in range(10, 26)]})
 
 

@@ -1,18 +1,20 @@
 """RL with reuse reaches every tensor of a published model, save those that the family names."""
 
+import math
+
 import pytest
 import torch
 
 from looprl.data.tokenizer import build_tokenizer
-from tests.published import MODELS, random_published
+from looprl.models import load_model
+from tests.published import MODELS, published_with_tokenizer, save_published
 from tests.training.conftest import make_trainer
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_three_steps_with_reuse_move_every_trained_tensor(name, tmp_path):
     tokenizer = build_tokenizer()
-    vocabulary = {"vocab_size": len(tokenizer)} | ({"padded_vocab_size": 512} if name == "parcae" else {})
-    model = random_published(name, num_loops=3, **vocabulary, **special_tokens(tokenizer))
+    model = published_with_tokenizer(name, num_loops=3)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     seen = []
 
@@ -46,5 +48,30 @@ def test_three_steps_with_reuse_move_every_trained_tensor(name, tmp_path):
     assert max(row["replay/logprob_gap_max"] for row in logged) < 1e-4
 
 
-def special_tokens(tokenizer):
-    return {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_in_bf16_is_finite_and_its_replay_is_near_the_sampler(name, tmp_path):
+    tokenizer = build_tokenizer()
+    save_published(name, tmp_path / "model", torch.bfloat16, num_loops=3)
+    model = load_model(str(tmp_path / "model"))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+
+    def lengths(completion_ids, **kwargs):
+        return [float(sum(ids) % 7) for ids in completion_ids]
+
+    trainer = make_trainer(
+        tmp_path / "run", lengths, tokenizer, model, max_steps=1, report_to=[], save_strategy="no", learning_rate=1e-2
+    )
+    try:
+        assert trainer.engine.llm.llm_engine.model_config.dtype == torch.bfloat16
+        trainer.train()
+    finally:
+        trainer.engine.close()
+    (row,) = (row for row in trainer.state.log_history if "loss" in row)
+    assert math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]) and row["grad_norm"] > 0
+    assert row["replay/logprob_gap_mean"] < 0.05
+    assert "dropped/nonfinite_updates" not in row or row["dropped/nonfinite_updates"] == 0
+    left_out = model.left_as_they_are(loops_recorded=1)
+    for key, parameter in model.named_parameters():
+        assert parameter.dtype == torch.bfloat16 and parameter.isfinite().all()
+        assert torch.equal(parameter, before[key]) == (key in left_out), key

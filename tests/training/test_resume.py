@@ -15,7 +15,7 @@ from looprl.runs import RunFolder
 from looprl.training.resume import check_same_settings
 from tests.training.conftest import make_trainer
 
-CLOCKS = ("time/", "step_time", "train_", "profiling/")
+CLOCKS = ("time/", "rollout/tokens_per_second", "step_time", "train_", "profiling/")
 # Four steps an epoch; every kind of moment: within an epoch, at its end, in the next.
 PLAIN = {"max_steps": 7}
 # A rollout lasts for four micro-batches and two steps of a run that logs every third: no checkpoint is at the

@@ -1,0 +1,76 @@
+"""Settings of `looprl plan`: a training recipe's, for processes that are not there."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from looprl.errors import UserError
+from looprl.shipped import with_shipped
+from looprl.training.config import LoopedGRPOConfig
+from looprl.training.zero import zero_settings
+
+
+@dataclass
+class PlanConfig(LoopedGRPOConfig):
+    """A training recipe's settings, of which `num_processes` counts those of all machines. No process is joined.
+
+    Raises as LoopedGRPOConfig does.
+    """
+
+    num_processes: int | None = field(
+        default=None, metadata={"help": "Processes that train together, on all machines; by default 1."}
+    )
+    prompt_length: int | None = field(
+        default=None,
+        metadata={"help": "Tokens of the longest prompt; by default those of the recipe's prompts, which are read."},
+    )
+    json: str | None = field(default=None, metadata={"help": "Also write the plan to this file."})
+
+    def __post_init__(self) -> None:
+        for name in ("num_processes", "prompt_length"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"{name} must be at least 1, got {value}")
+        super().__post_init__()
+
+    @property
+    def world_size(self) -> int:
+        """The processes that are planned for."""
+        return self.num_processes or 1
+
+    @property
+    def sharding(self) -> tuple[int, bool]:
+        """The ZeRO stage, 0 without DeepSpeed, and whether the optimizer's state is offloaded."""
+        zero = (self._deepspeed or {}).get("zero_optimization", {})
+        return zero.get("stage", 0), zero.get("offload_optimizer", {}).get("device", "none") != "none"
+
+    @property
+    def asked_dtype(self) -> torch.dtype | None:
+        """The precision that the recipe loads the weights in, where it says so. UserError where that is none."""
+        name = str((self.model_init_kwargs or {}).get("dtype") or "auto").removeprefix("torch.")
+        dtype = getattr(torch, name, None)
+        if name != "auto" and not isinstance(dtype, torch.dtype):
+            raise UserError(f"model_init_kwargs: dtype is {name!r}; choose float32, bfloat16 or auto")
+        return dtype
+
+    def _join_processes(self) -> None:
+        """Read what DeepSpeed would be told, in its place: bf16 in its file is the recipe's."""
+        if self.zero_stage is not None and self.deepspeed is not None:
+            raise UserError("zero_stage and deepspeed exclude each other: give one of them")
+        self._deepspeed = zero_settings(self.zero_stage, self.offload_optimizer) if self.zero_stage else self._file()
+        if self.offload_optimizer and not self.zero_stage:
+            raise UserError("offload_optimizer needs zero_stage; in a DeepSpeed file it is the key offload_optimizer")
+        if self._deepspeed is None and self.world_size > 1:
+            raise UserError(f"{self.world_size} processes need zero_stage 1, 2 or 3")
+        if (self._deepspeed or {}).get("bf16", {}).get("enabled") is True:
+            self.bf16 = True
+        self.deepspeed, self.use_cpu = None, not torch.cuda.is_available()
+
+    def _file(self) -> dict | None:
+        if not isinstance(self.deepspeed, str):
+            return self.deepspeed
+        try:
+            return json.loads(Path(with_shipped(self.deepspeed)).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"deepspeed: {self.deepspeed} cannot be read as JSON: {error}") from error
