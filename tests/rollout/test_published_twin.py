@@ -22,17 +22,20 @@ class Inner(nn.Module):
 
     forward = PublishedModel.forward
 
-    def __init__(self, model: Any, banks: int):
+    def __init__(self, model: Any, banks: int, exit_threshold: float | None):
         super().__init__()
+        self.exit_threshold, self.reads_gate = exit_threshold, exit_threshold is not None
         self.looped, self.num_loops = model.model, model.config.num_loops
         layers = range(model.config.num_hidden_layers)
         self.paged = nn.ModuleList(nn.ModuleList(Paged() for _ in range(banks)) for _ in layers)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "exit_threshold"), [*((name, None) for name in MODELS), ("ouro", 0.5)])
 @torch.inference_mode()
-def test_the_forward_pass_compiles_without_a_break_and_for_any_number_of_tokens(name: str) -> None:
-    inner = Inner(random_published(name), banks=2)
+def test_the_forward_pass_compiles_without_a_break_and_for_any_number_of_tokens(
+    name: str, exit_threshold: float | None
+) -> None:
+    inner = Inner(random_published(name), banks=2, exit_threshold=exit_threshold)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with torch._dynamo.config.patch(disable=False):
