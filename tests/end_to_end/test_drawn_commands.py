@@ -6,9 +6,7 @@ import pytest
 import yaml
 
 from looprl.cli import main
-from looprl.data.tokenizer import build_tokenizer
-from tests.published import random_published
-from tests.training.test_published_training import special_tokens
+from tests.published import save_published
 
 SMALL = ("--reward", "rewards/arithmetic.py:accuracy", "--initial_state", "drawn", "--max_completion_length", 8)
 
@@ -16,11 +14,8 @@ SMALL = ("--reward", "rewards/arithmetic.py:accuracy", "--initial_state", "drawn
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """The folder of a random Huginn with per-loop KV, under which every estimator's log-probs are the sampler's."""
-    folder, tokenizer = tmp_path_factory.mktemp("published") / "model", build_tokenizer()
-    tokenizer.save_pretrained(folder)
-    settings = dict(vocab_size=len(tokenizer), num_loops=3, kv_policy="per_loop")
-    random_published("huginn", **settings, **special_tokens(tokenizer)).save_pretrained(folder)
-    return folder
+    folder = tmp_path_factory.mktemp("published") / "model"
+    return save_published("huginn", folder, num_loops=3, kv_policy="per_loop")
 
 
 def run(*arguments):

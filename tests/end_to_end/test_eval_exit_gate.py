@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from looprl.cli import main
-from looprl.data.tokenizer import build_tokenizer
+from looprl.models import load_model
 from looprl.rollout.engine import RolloutEngine
-from tests.published import random_published
+from tests.published import save_published
 
 SIZE, K, LOOPS, THRESHOLD = 6, 2, 3, 0.4
 DEPTHS = [(1, None), (2, None), (3, None), (3, THRESHOLD)]
@@ -24,11 +24,7 @@ def run(*given):
 def evaluated(tmp_path_factory):
     """The run, what it printed, the model, and the engine's records by depth, as they came."""
     folder = tmp_path_factory.mktemp("exit")
-    tokenizer = build_tokenizer()
-    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
-    model = random_published("ouro", num_loops=LOOPS, vocab_size=len(tokenizer), **special)
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    model = load_model(str(save_published("ouro", folder / "model", num_loops=LOOPS)))
     (folder / "reward.py").write_text(
         "def even(completions, completion_ids, **kwargs):\n    return [float(sum(ids) % 2) for ids in completion_ids]\n"
     )

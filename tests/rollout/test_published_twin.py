@@ -22,20 +22,24 @@ class Inner(nn.Module):
 
     forward = PublishedModel.forward
 
-    def __init__(self, model: Any, banks: int, initial_states: Tensor | None):
+    def __init__(self, model: Any, banks: int, exit_threshold: float | None, initial_states: Tensor | None):
         super().__init__()
         self.initial_states = initial_states
+        self.exit_threshold, self.reads_gate = exit_threshold, exit_threshold is not None
         self.looped, self.num_loops = model.model, model.config.num_loops
         layers = range(model.config.num_hidden_layers)
         self.paged = nn.ModuleList(nn.ModuleList(Paged() for _ in range(banks)) for _ in layers)
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "exit_threshold"), [*((name, None) for name in MODELS), ("ouro", 0.5)])
 @torch.inference_mode()
-def test_the_forward_pass_compiles_without_a_break_and_for_any_number_of_tokens(name: str, drawn: bool) -> None:
+def test_the_forward_pass_compiles_without_a_break_and_for_any_number_of_tokens(
+    name: str, exit_threshold: float | None, drawn: bool
+) -> None:
     model = random_published(name)
-    inner = Inner(model, banks=2, initial_states=torch.randn(16, model.config.hidden_size) if drawn else None)
+    states = torch.randn(16, model.config.hidden_size) if drawn else None
+    inner = Inner(model, banks=2, exit_threshold=exit_threshold, initial_states=states)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with torch._dynamo.config.patch(disable=False):

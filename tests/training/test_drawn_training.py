@@ -5,9 +5,8 @@ import pytest
 from looprl.data.tokenizer import build_tokenizer
 from looprl.errors import UserError
 from looprl.rollout.record import RolloutMismatchError
-from tests.published import random_published
+from tests.published import published_with_tokenizer
 from tests.training.conftest import make_trainer
-from tests.training.test_published_training import special_tokens
 from tests.training.test_resume import run_on, same
 
 EXACT, BROKEN = 1e-5, 1e-2
@@ -26,9 +25,7 @@ def reward(completion_ids, **kwargs):
 
 
 def model():
-    tokenizer = build_tokenizer()
-    settings = dict(vocab_size=len(tokenizer), num_loops=3, kv_policy="per_loop")
-    return tokenizer, random_published("huginn", **settings, **special_tokens(tokenizer))
+    return build_tokenizer(), published_with_tokenizer("huginn", num_loops=3, kv_policy="per_loop")
 
 
 def trainer_of(folder, **settings):

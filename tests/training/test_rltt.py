@@ -9,9 +9,8 @@ from looprl.gradients import Estimator
 from looprl.gradients.log_probs import LOOP_WEIGHTS
 from looprl.measure.policy_gradient import PolicyBatch, cosines, norm, policy_gradient
 from looprl.training.control import policy_batch
-from tests.published import random_published
+from tests.published import published_with_tokenizer
 from tests.training.conftest import GROUP, Setting, make_model, make_trainer
-from tests.training.test_published_training import special_tokens
 
 LENGTHS = [1, 2, 3, 4, 5, 6, 7, 8] * 2
 REWARDS = [1.0, 0.0, 0.5, 0.0] * 4
@@ -19,15 +18,9 @@ GATE = {"model.early_exit_gate.weight", "model.early_exit_gate.bias"}
 LOOPS = 3
 
 
-def make_ouro(tokenizer):
-    return random_published("ouro", num_loops=LOOPS, vocab_size=len(tokenizer), **special_tokens(tokenizer))
-
-
 def ouro_trainer(folder, reward, weights, **settings):
-    tokenizer = build_tokenizer()
-    return make_trainer(
-        folder, reward, tokenizer, make_ouro(tokenizer), estimator="rltt", loop_weights=weights, **settings
-    )
+    model = published_with_tokenizer("ouro", num_loops=LOOPS)
+    return make_trainer(folder, reward, model=model, estimator="rltt", loop_weights=weights, **settings)
 
 
 @pytest.fixture(scope="module")
