@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from looprl.cli import main
+from looprl.gradients import Estimator
 from looprl.measure.activations import WeightlessModel
 from looprl.models import load_model
 from looprl.models.registry import read_outline
@@ -86,7 +87,11 @@ def test_the_window_is_the_one_that_training_takes(plan):
     assert content["parameters"] == 189_248 and "189,248 parameters in float32" in printed
     assert content["window"] == 36  # of 20 prompt tokens at most, and 16 of the completion
     assert content["completions"] == content["micro_batch"] == 192
-    weights = sum(p.nbytes for p in load_model("recipes/quickstart/model").parameters())
+    model = load_model("recipes/quickstart/model")
+    outline = WeightlessModel(model.config, torch.float32)
+    # the last token of a sequence is not fed
+    assert content["recorded"]["reuse"] == outline.recorded_bytes(Estimator.preset("reuse", 4), 6, 192, 35, 16)
+    weights = sum(p.nbytes for p in model.parameters())
     assert sizes(content)["weights"] == weights and sizes(content)["Adam's moments"] == 2 * weights
     assert "master weights" not in sizes(content) and "no safetensors" not in printed
     assert plan(QUICKSTART, "--vllm_max_model_length", 64)[0]["window"] == 64

@@ -69,6 +69,16 @@ def test_in_half_precision_too(autocast):
         assert 0.9 <= counted / allocated(model, ESTIMATORS[name], autocast) <= 1
 
 
+def test_log_probs_are_kept_in_single_precision_for_completion_tokens_only():
+    small, large = (
+        WeightlessModel(random_published("huginn", vocab_size=size).config, torch.bfloat16).recorded_bytes(
+            ESTIMATORS["reuse"], LOOPS, BATCH, LENGTH, COMPLETION
+        )
+        for size in (97, 1097)
+    )
+    assert large - small == BATCH * COMPLETION * 1000 * 4
+
+
 def test_full_bptt_records_every_loop_and_reuse_one():
     outline = WeightlessModel(a_model("olmo2").config, torch.float32)
     counts = {

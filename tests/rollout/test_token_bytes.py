@@ -12,11 +12,13 @@ from looprl.rollout.token_bytes import kv_bytes_per_token, state_bytes_per_token
 from tests.published import random_published
 
 BLOCK = 32
-LOOPLM = dict(vocab_size=97, num_key_value_heads=1, num_prelude_layers=2, num_coda_layers=0, num_loops=5)
+VOCABULARY = 128  # vLLM pads a head to a multiple of 64 rows
+LOOPLM = dict(vocab_size=VOCABULARY, num_key_value_heads=1, num_prelude_layers=2, num_coda_layers=0, num_loops=5)
 CASES = {  # the model, its K/V policy, its precision, loops that are not its own
     "looplm-per-loop-bf16": (LOOPLM, "per_loop", torch.bfloat16, 4),
     "looplm-terminal": (LOOPLM, "terminal", torch.float32, 4),
     "llama-per-loop": ("llama", "per_loop", torch.float32, 2),
+    "huginn-terminal": ("huginn", "terminal", torch.float32, 3),  # its head is tied
     "ouro-terminal-bf16": ("ouro", "terminal", torch.bfloat16, 3),
 }
 
@@ -35,7 +37,7 @@ def test_bytes_of_a_token_are_those_of_the_engine_s_cache_and_records(name: str)
     architecture, policy, dtype, num_loops = CASES[name]
     model: Any
     if isinstance(architecture, str):
-        model = random_published(architecture, kv_policy=policy)
+        model = random_published(architecture, vocab_size=VOCABULARY, kv_policy=policy)
     else:
         model = LoopLMForCausalLM(LoopLMConfig(**architecture, kv_policy=policy))
     model = model.to(dtype)
@@ -45,6 +47,10 @@ def test_bytes_of_a_token_are_those_of_the_engine_s_cache_and_records(name: str)
         kv, state = cached_bytes_per_token(engine)
         assert kv_bytes_per_token(config, num_loops, policy, dtype) == kv == engine.kv_bytes_per_token
         assert state_bytes_per_token(config, dtype) == state == engine.state_bytes_per_token
+        if isinstance(architecture, str):  # of LoopLM's own twin vLLM packs the linear layers away on a CPU
+            (held,) = engine.llm.apply_model(lambda twin: sum(parameter.numel() for parameter in twin.parameters()))
+            tied_head = model.lm_head.weight.numel() if config.tie_word_embeddings else 0  # a copy, in the twin
+            assert held == sum(parameter.numel() for parameter in model.parameters()) + tied_head
         engine.sync_weights(model.named_parameters(), 0)
         (record,) = engine.generate([[1, 2, 3]], Sampling(4, ()), seed=0)
         assert record.states.nbytes == state * len(record.states)
