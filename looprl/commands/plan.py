@@ -17,7 +17,7 @@ from looprl.gradients import Estimator
 from looprl.measure.activations import WeightlessModel
 from looprl.measure.memory_plan import FP32, Held, Layout, Rollouts, rollout_memory, training_state
 from looprl.measure.plan_report import Plan, headline, held_cells, recorded_cells, shown_bytes, token_cells
-from looprl.models.registry import read_outline
+from looprl.models.registry import FAMILIES, read_outline
 from looprl.recipe import parse_recipe
 from looprl.rollout.record import KVPolicy
 from looprl.rollout.token_bytes import kv_bytes_per_token, state_bytes_per_token
@@ -50,6 +50,7 @@ def make_plan(recipe: TrainRecipe, args: PlanConfig) -> Plan:
     if recipe.model is None:
         raise UserError("model is needed: name a recipe that has one, or give --model")
     config, stored, weights_seen = read_outline(with_shipped(recipe.model))
+    args.check_family(FAMILIES[config.model_type])
     dtype = args.asked_dtype or stored
     stage, offload = args.sharding
     computing = torch.bfloat16 if stage and args.bf16 else dtype

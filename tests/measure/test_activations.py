@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from looprl.gradients import Estimator
+from looprl.gradients import Estimator, token_log_probs
 from looprl.measure.activations import WeightlessModel
 from looprl.measure.timing import peak_bytes
 from looprl.models import FAMILIES, LoopLMConfig, LoopLMForCausalLM
-from looprl.models.contract import at_least_fp32
 from tests.published import MODELS, random_published
 
 BATCH, LENGTH, COMPLETION, LOOPS = 6, 96, 40, 5
@@ -16,6 +15,7 @@ ESTIMATORS = {
     "recompute": Estimator.preset("recompute", 0),
     "truncated": Estimator.preset("truncated", loops_recorded=3),
     "full": Estimator.preset("full"),
+    "rltt": Estimator.preset("rltt", loop_weights="progressive"),
 }
 
 
@@ -43,8 +43,7 @@ def allocated(model, estimator, autocast=False):
                 loop_runner=estimator,
                 logits_to_keep=COMPLETION,
             )
-            logps = torch.log_softmax(at_least_fp32(output.logits), dim=-1)
-            return logps.gather(-1, ids[:, -COMPLETION:, None])
+            return token_log_probs(output, ids[:, -COMPLETION:], loop_weights=estimator.loop_weights)
 
     score()
     return peak_bytes(score, "cpu")
