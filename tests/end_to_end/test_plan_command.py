@@ -1,6 +1,7 @@
 """`looprl plan RECIPE`: the figures of a model that is not there, and of one that is."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -80,6 +81,22 @@ def test_huginn_is_planned_from_its_configuration_alone(plan, huginn):
 def test_without_prompts_every_sequence_fills_the_model(plan, huginn):
     content, printed = plan("recipes/gsm8k.yaml", "--model", huginn)
     assert content["window"] == 4096 and "--prompt_length" in printed and "no tokenizer" in printed
+
+
+def test_a_hub_name_needs_no_more_than_its_cached_configuration(huginn, tmp_path):
+    """In a process of its own, because the cache's place is read at import."""
+    cached = tmp_path / "hub/models--someone--huginn"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs/main").write_text("a" * 40)
+    (cached / "snapshots").mkdir()
+    huginn.rename(cached / "snapshots" / ("a" * 40))
+    command = [sys.executable, "-m", "looprl", "plan", "recipes/gsm8k.yaml", "--model", "someone/huginn"]
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*command, "--prompt_length", "256"], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "someone/huginn: 3,564,976,800 parameters in bfloat16" in done.stdout
 
 
 def test_the_window_is_the_one_that_training_takes(plan):
