@@ -27,7 +27,8 @@ from looprl.models.initial_state import check_drawable
 from looprl.models.registry import check_exit_gate
 from looprl.recipe import parse_recipe, recipe_name
 from looprl.recipe_file import load_recipe
-from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.engine import RolloutEngine
+from looprl.rollout.sampling import Sampling
 from looprl.runs import CONFIG_FILE, RunFolder, plain
 from looprl.shipped import with_shipped
 from looprl.training.eval_config import EvalConfig, EvalRecipe, Evaluated, load_evaluated

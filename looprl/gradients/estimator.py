@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from looprl.gradients.adjoint import AdjointMethod, AdjointSolver, NeumannSteps
 from looprl.gradients.log_probs import LOOP_WEIGHTS, LoopWeights
 from looprl.gradients.replay import OnSolved, replay
-from looprl.models.contract import Core, LoopContext, run_loops
+from looprl.models.loop import Core, LoopContext, run_loops
 
 StateFrom = Literal["rollout", "trainer"]
 ReplayFrom = Literal["penultimate", "endpoint"]

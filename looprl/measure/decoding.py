@@ -12,8 +12,9 @@ from transformers import DynamicCache
 
 from looprl.data.documents import TokenBatch
 from looprl.gradients.estimator import ReplayFrom
-from looprl.models.contract import LoopedForCausalLM, at_least_fp32, run_loops
+from looprl.models.contract import LoopedForCausalLM, at_least_fp32
 from looprl.models.kv_bank import make_kv_bank
+from looprl.models.loop import run_loops
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from looprl.errors import UserError
 from looprl.measure.eval_rows import problem_rows
 from looprl.measure.evaluate import EvalSet, sample_and_judge
 from looprl.rewards import final_answers
-from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.engine import RolloutEngine
 from looprl.rollout.random_state import rollout_seed
+from looprl.rollout.sampling import Sampling
 from looprl.runs import RunFolder, read_metrics
 
 

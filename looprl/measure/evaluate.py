@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from looprl.data.prompts import prompt_token_ids
 from looprl.measure.exit_gate import ExitGate, read_exit_gate
-from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.engine import RolloutEngine
+from looprl.rollout.sampling import Sampling
 
 
 @dataclass(frozen=True)

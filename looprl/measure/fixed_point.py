@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from looprl.data.documents import TokenBatch
-from looprl.models.contract import LoopContext, LoopedForCausalLM, at_least_fp32
+from looprl.models.contract import LoopedForCausalLM, at_least_fp32
+from looprl.models.loop import LoopContext
 
 
 @dataclass(frozen=True)

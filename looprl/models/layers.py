@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from looprl.models.configuration_looplm import LoopLMConfig
-from looprl.models.contract import LoopContext
+from looprl.models.loop import LoopContext
 from looprl.models.rope import rotate
 
 

@@ -6,10 +6,11 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from looprl.models.configuration_looplm import LoopLMConfig
-from looprl.models.contract import Family, LoopContext, LoopedForCausalLM
+from looprl.models.contract import Family, LoopedForCausalLM
 from looprl.models.injection import DecayInjection, make_injection
 from looprl.models.kv_bank import KVBank
 from looprl.models.layers import Block, ResidualLinear, make_norm, rotary_factors
+from looprl.models.loop import LoopContext
 from looprl.models.stack import STACK_PARTS, InjectedCore, StackModel
 
 

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from looprl.models.configuration_ouro import OuroConfig
-from looprl.models.contract import Core, Family, LoopContext, LoopedForCausalLM, LoopedModel, every_state
+from looprl.models.contract import Family, LoopedForCausalLM, LoopedModel
 from looprl.models.exit_gate import exit_distribution
 from looprl.models.kv_bank import KVBank
+from looprl.models.loop import Core, LoopContext, every_state
 from looprl.models.published import RMSNorm
 from looprl.models.rope import Rope, rotate
 

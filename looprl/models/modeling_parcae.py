@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from looprl.models.configuration_parcae import ParcaeConfig
-from looprl.models.contract import Family, LoopContext, LoopedForCausalLM, at_least_fp32
+from looprl.models.contract import Family, LoopedForCausalLM, at_least_fp32
 from looprl.models.injection import AddInjection, LinearInjection
 from looprl.models.kv_bank import KVBank
+from looprl.models.loop import LoopContext
 from looprl.models.published import RMSNorm
 from looprl.models.rope import Rope, rotate_pairs
 from looprl.models.stack import STACK_PARTS, InjectedCore, StackModel

@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from looprl.models.configuration_raven import RavenConfig, body_of
-from looprl.models.contract import Family, LoopContext, LoopedForCausalLM
+from looprl.models.contract import Family, LoopedForCausalLM
 from looprl.models.injection import LinearInjection
 from looprl.models.kv_bank import KVBank
+from looprl.models.loop import LoopContext
 from looprl.models.published import GatedMLP, RMSNorm
 from looprl.models.rope import Rope, rotate, rotate_pairs
 from looprl.models.stack import STACK_PARTS, InjectedCore, StackModel

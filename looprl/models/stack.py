@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from looprl.models.contract import Core, LoopContext, LoopedModel, Part
+from looprl.models.contract import LoopedModel, Part
+from looprl.models.loop import Core, LoopContext
 
 # see `LoopedForCausalLM.PARTS`
 STACK_PARTS: dict[str, Part] = {

@@ -8,53 +8,25 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from looprl.errors import UserError
 from looprl.models.initial_state import InitialState, check_drawable
 from looprl.models.registry import FAMILIES, check_exit_gate
 from looprl.rollout.plugin import architecture
 from looprl.rollout.random_state import initial_state_seed, preserved_random_state
 from looprl.rollout.record import KVPolicy, RolloutRecord, StateKind
 from looprl.rollout.safetensors_bytes import pack, unpack
+from looprl.rollout.sampling import RolloutError, Sampling, check_prompts
 from looprl.rollout.token_bytes import kv_bytes_per_token, state_bytes_per_token
 from looprl.rollout.vllm_process import contained_start, kept_process_group
 from looprl.rollout.watchdog import watched
 
 MAX_TRIES = 3
 DEADLINE = 60.0  # seconds that an engine in its own process may take to copy states
-MIN_TEMPERATURE = 0.01  # vLLM raises a lower one to this
-
-
-class RolloutError(UserError):
-    """The engine cannot do what was asked of it."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How completions are drawn: until one of `stop_token_ids` or `max_tokens` tokens.
-
-    Log-probs are of the distribution after `temperature`; nothing else alters it. Temperature 0 is greedy, for
-    evaluation, with the log-probs of temperature 1. RolloutError on no tokens and on a temperature that vLLM
-    would change.
-    """
-
-    max_tokens: int
-    stop_token_ids: tuple[int, ...]
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise RolloutError(f"max_tokens is {self.max_tokens}: a completion has at least one token")
-        if self.temperature != 0 and not self.temperature >= MIN_TEMPERATURE:
-            raise RolloutError(
-                f"temperature is {self.temperature}: choose {MIN_TEMPERATURE} or more, or 0 for greedy decoding"
-            )
 
 
 class RolloutEngine:
@@ -202,7 +174,7 @@ class RolloutEngine:
         """
         if self.policy_version is None:
             raise RolloutError("the engine has no weights yet: call sync_weights first")
-        self._check_prompts(prompts, self.max_model_len - sampling.max_tokens, sampling.max_tokens)
+        check_prompts(prompts, sampling, self.max_model_len, self.config.vocab_size)
         records: dict[int, RolloutRecord] = {}
         with preserved_random_state(), self._compile_stance(), self._all_or_nothing():
             self.llm.collective_rpc("seed_sampler", args=(seed,))
@@ -217,19 +189,6 @@ class RolloutEngine:
                 "give the engine a larger cache (kv_cache_memory_bytes) or fewer sequences at a time (max_num_seqs)"
             )
         return [records[index] for index in range(len(prompts))]
-
-    def _check_prompts(self, prompts: Sequence[Sequence[int]], room: int, max_tokens: int) -> None:
-        for index, prompt in enumerate(prompts):
-            if not 1 <= len(prompt) <= room:
-                raise RolloutError(
-                    f"prompt {index} has {len(prompt)} tokens; with max_completion_length = {max_tokens} "
-                    f"the window of {self.max_model_len} leaves room for 1 to {room}"
-                )
-            if min(prompt) < 0 or max(prompt) >= self.config.vocab_size:
-                raise RolloutError(
-                    f"prompt {index} has token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
-                    f"{self.config.vocab_size - 1}: is the tokenizer the model's own?"
-                )
 
     def _sample(
         self, indices: list[int], prompts: Sequence[Sequence[int]], sampling: Sampling

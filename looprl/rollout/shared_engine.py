@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.engine import RolloutEngine
 from looprl.rollout.record import RolloutRecord
+from looprl.rollout.sampling import Sampling
 
 
 class SharedEngine(RolloutEngine):

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from looprl.measure.meter import StepMeter
-from looprl.rollout.engine import RolloutEngine, RolloutError, Sampling
+from looprl.rollout.engine import RolloutEngine
 from looprl.rollout.random_state import rollout_seed
 from looprl.rollout.record import RolloutRecord
+from looprl.rollout.sampling import RolloutError, Sampling
 from looprl.training.zero import gathered
 
 _Result = TypeVar("_Result")

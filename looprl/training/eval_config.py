@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from looprl.errors import UserError
 from looprl.measure.evaluate import EvalSet
 from looprl.rewards import check_columns, load_rewards
-from looprl.rollout.engine import Sampling
+from looprl.rollout.sampling import Sampling
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.train_recipe import TrainRecipe, held_out_set, transfer_set
 

@@ -23,9 +23,10 @@ from looprl.measure.evaluate import EvalSet
 from looprl.models import LoopedForCausalLM, ModelError, load_model
 from looprl.models.initial_state import check_drawable, drawn_initial_state
 from looprl.rewards import checked
-from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.engine import RolloutEngine
 from looprl.rollout.random_state import initial_state_seed
 from looprl.rollout.record import stack_states
+from looprl.rollout.sampling import Sampling
 from looprl.rollout.shared_engine import SharedEngine
 from looprl.training.adjoint_log import AdjointLog
 from looprl.training.advantages import zero_variance_groups

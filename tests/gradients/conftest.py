@@ -10,7 +10,7 @@ from torch import Tensor
 
 from looprl.gradients import AdjointSolver, replay
 from looprl.models import LoopLMConfig, LoopLMForCausalLM
-from looprl.models.contract import LoopRunner, run_loops
+from looprl.models.loop import LoopRunner, run_loops
 
 # Both contract: at their fixed points J has a spectral radius of .64 and .46.
 CONTRACTING = {

@@ -12,7 +12,7 @@ from looprl.data.loading import load_task_dataset
 from looprl.data.prompts import prompt_token_ids
 from looprl.gradients import PRESETS, AdjointSolver, Estimator
 from looprl.models import load_model
-from looprl.models.contract import run_loops
+from looprl.models.loop import run_loops
 
 QUICKSTART_MODEL = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
 LOOPS = pytest.mark.parametrize("num_loops", [1, 2, 6])

@@ -5,7 +5,8 @@ import torch
 
 from looprl.gradients import Estimator, token_log_probs
 from looprl.gradients.log_probs import LOOP_WEIGHTS, weights_of_loops
-from looprl.models.contract import LoopedCausalLMOutput, every_state
+from looprl.models.contract import LoopedCausalLMOutput
+from looprl.models.loop import every_state
 from tests.published import MODELS, random_published
 
 R, COMPLETION, TEMPERATURE = 3, 3, 0.7

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from looprl.data.documents import Document, TokenBatch, batches_of
 from looprl.measure.policy_gradient import PolicyBatch
 from looprl.models import LoopedForCausalLM, LoopLMConfig, LoopLMForCausalLM
-from looprl.models.contract import Core
+from looprl.models.loop import Core
 
 PAD = 0
 DOCUMENTS = (

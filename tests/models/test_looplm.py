@@ -6,8 +6,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 import looprl
 from looprl.models import LoopLMConfig, LoopLMForCausalLM
-from looprl.models.contract import LoopContext
 from looprl.models.layers import rotary_factors, rotate
+from looprl.models.loop import LoopContext
 
 ROWS = [[3, 14, 1, 5, 9, 2, 6], [5, 3, 5], [8, 9, 7, 9, 3], [11]]
 NEAR = dict(rtol=0, atol=1e-10)

@@ -13,9 +13,10 @@ from transformers import AutoTokenizer
 from looprl.data.arithmetic import ArithmeticTask, problems
 from looprl.gradients import Estimator
 from looprl.models import LoopedForCausalLM, LoopLMConfig, LoopLMForCausalLM, load_model
-from looprl.models.contract import run_loops
-from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.models.loop import run_loops
+from looprl.rollout.engine import RolloutEngine
 from looprl.rollout.record import RolloutRecord, stack_states
+from looprl.rollout.sampling import Sampling
 
 TRAINED = Path(__file__).parents[2] / "recipes/quickstart/model"
 BLOCK = 32  # tokens in a block of the paged cache

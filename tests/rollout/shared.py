@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from looprl.models import LoopLMConfig, LoopLMForCausalLM
-from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.engine import RolloutEngine
+from looprl.rollout.sampling import Sampling
 from looprl.rollout.shared_engine import SharedEngine
 from looprl.training.distributed import join_processes
 

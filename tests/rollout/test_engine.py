@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from looprl.rollout.engine import MAX_TRIES, RolloutEngine, RolloutError, Sampling
+from looprl.rollout.engine import MAX_TRIES, RolloutEngine
 from looprl.rollout.random_state import preserved_random_state, rollout_seed
+from looprl.rollout.sampling import RolloutError, Sampling
 
 EXACT = 1e-5
 WINDOW = 192

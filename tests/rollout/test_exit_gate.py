@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from looprl.errors import UserError
-from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.engine import RolloutEngine
+from looprl.rollout.sampling import Sampling
 from tests.published import random_published
 from tests.rollout.test_parity import other_weights
 

@@ -7,9 +7,10 @@ import psutil
 import pytest
 import torch
 
-from looprl.rollout.engine import RolloutEngine, RolloutError, Sampling
+from looprl.rollout.engine import RolloutEngine
 from looprl.rollout.record import RolloutRecord
 from looprl.rollout.safetensors_bytes import pack, unpack
+from looprl.rollout.sampling import RolloutError, Sampling
 
 NAME = "layer-R2"
 LENGTHS = [1, 17, 33, 70, 70, 90]

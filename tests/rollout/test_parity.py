@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from looprl.models.contract import run_loops
+from looprl.models.loop import run_loops
 
 EXACT = 1e-5
 BROKEN = 1e-2

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.engine import RolloutEngine
+from looprl.rollout.sampling import Sampling
 
 pytestmark = pytest.mark.gpu
 

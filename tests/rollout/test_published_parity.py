@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.engine import RolloutEngine
+from looprl.rollout.sampling import Sampling
 from tests.published import random_published
 from tests.rollout.test_parity import decode_again, other_weights
 

@@ -7,7 +7,8 @@ import torch
 
 from looprl.models import LoopLMConfig, LoopLMForCausalLM
 from looprl.rollout.connector import STATE_CACHE
-from looprl.rollout.engine import RolloutEngine, Sampling
+from looprl.rollout.engine import RolloutEngine
+from looprl.rollout.sampling import Sampling
 from looprl.rollout.token_bytes import kv_bytes_per_token, state_bytes_per_token
 from tests.published import random_published
 

@@ -11,7 +11,8 @@ import torch
 
 from looprl.errors import UserError
 from looprl.measure.meter import StepMeter
-from looprl.rollout.engine import RolloutEngine, RolloutError, Sampling
+from looprl.rollout.engine import RolloutEngine
+from looprl.rollout.sampling import RolloutError, Sampling
 from looprl.training.colocated_rollouts import ColocatedRollouts
 from looprl.training.faults import SKIPPED
 from tests.training.conftest import make_model, make_trainer

@@ -72,8 +72,8 @@ def test_going_on_from_any_kind_of_step_ends_with_the_same_weights_and_logs(unin
     load, synced = WorkerCalls.load_named_tensors, []
 
     def noted(worker, tensors):
-        synced.append({name: tensor.clone() for name, tensor in tensors.items()})
-        load(worker, tensors)
+        synced.append({name: tensor.clone() for name, tensor in tensors})
+        load(worker, iter(synced[-1].items()))
 
     monkeypatch.setattr(WorkerCalls, "load_named_tensors", noted)
     for step in (4,) if settings.get("num_iterations") else (4, 5):
