@@ -215,6 +215,11 @@ class LoopedGRPOConfig(GRPOConfig):
             return
         if launched is None:
             raise UserError("ZeRO needs a launcher, even for one process: start with `looprl train` or torchrun")
+        if self.bf16 and not torch.cuda.is_available():
+            raise UserError(
+                "bf16 under ZeRO needs a GPU: on CPUs leave it out, or load the weights in bf16 with "
+                "model_init_kwargs: {dtype: bfloat16}"
+            )
         engine_given_up = self.rollout_timeout if self.own_process_engine else 0.0  # others wait while one is replaced
         join_processes(timedelta(seconds=self.ddp_timeout + engine_given_up))
         self.accelerator_config = configured(self.accelerator_config)  # type: ignore[has-type]

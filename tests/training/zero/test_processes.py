@@ -29,6 +29,11 @@ def test_another_launchers_count_is_not_overruled(tmp_path, launched):
         config(tmp_path, num_processes=3, zero_stage=2)
 
 
+def test_bf16_under_zero_without_a_gpu_is_an_error(tmp_path, launched):
+    with pytest.raises(ValueError, match="bf16 under ZeRO needs a GPU"):
+        config(tmp_path, zero_stage=2, bf16=True)
+
+
 def test_several_processes_need_a_stage(tmp_path, launched):
     with pytest.raises(ValueError, match="started 2 processes: set zero_stage"):
         config(tmp_path)
