@@ -113,17 +113,22 @@ def _window(recipe: TrainRecipe, args: PlanConfig, config: PretrainedConfig) -> 
     """The window that training would have, and what there is to say about it."""
     longest, completion = config.max_position_embeddings, args.max_completion_length
     if args.vllm_max_model_length:
+        if args.vllm_max_model_length > longest:
+            raise UserError(f"vllm_max_model_length is {args.vllm_max_model_length}, the model has {longest} positions")
         return args.vllm_max_model_length, []
     if args.prompt_length:
         return min(args.prompt_length + completion, longest), []
     try:
         tokenizer = load_tokenizer(with_shipped(str(recipe.model)))
-        task = load_task(recipe, args.seed)
     except UserError as error:
         return longest, [
-            f"The prompts could not be read, so every sequence is taken to fill the model's {longest} positions; with "
-            f"--prompt_length N they need not be read. ({error})"
+            f"The prompts could not be measured, so every sequence is taken to fill the model's {longest} positions; "
+            f"with --prompt_length N they need not be. ({error})"
         ]
+    try:
+        task = load_task(recipe, args.seed)
+    except UserError as error:
+        raise UserError(f"{error}; with --prompt_length N the prompts need not be read") from error
     sampled = [("training", task.train_set, completion)]
     sampled += [(each.name, each.prompts, each.max_completion_length or completion) for each in task.eval_sets.values()]
     return window_of(config, args, tokenizer, sampled), []
@@ -131,6 +136,8 @@ def _window(recipe: TrainRecipe, args: PlanConfig, config: PretrainedConfig) -> 
 
 def _remarks(args: PlanConfig, model: WeightlessModel, weights_seen: bool) -> Iterator[str]:
     stage, offload = args.sharding
+    if not (args.precision_is_asked or torch.cuda.is_available()):
+        yield "On a GPU training is in bf16 unless the recipe says otherwise: plan for that with --bf16 true."
     yield (
         "Not counted: buffers of DeepSpeed, the allocator and CUDA, and what an operation takes while it runs. On a "
         f"GPU the engine claims {args.vllm_gpu_memory_utilization:.0%} of the device for its weights and its cache."
@@ -139,8 +146,12 @@ def _remarks(args: PlanConfig, model: WeightlessModel, weights_seen: bool) -> It
         core = sum(parameter.numel() for parameter in model.model.model.core.parameters())
         itemsize = model.model.dtype.itemsize
         yield (
-            f"ZeRO-3 also gathers the core while it computes ({shown_bytes(core * itemsize)}), and all weights while "
-            f"they are synced into the engine ({shown_bytes(model.parameters * itemsize)})."
+            f"ZeRO-3 also gathers the core while it computes ({shown_bytes(core * itemsize)})"
+            + (
+                f", and all weights for an engine in its own process ({shown_bytes(model.parameters * itemsize)})."
+                if args.own_process_engine
+                else "."
+            )
         )
     if stage and args.bf16 and not offload:
         share = FP32 * math.ceil(model.parameters / args.world_size)

@@ -112,9 +112,10 @@ def _train(
     with StopOnSigterm(trainer.in_any_process) as stop:
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    stopped = trainer.in_any_process(stop.requested)
     seconds = trainer.seconds_trained
-    trainer.save_checkpoint(weights_only=trainer.args.save_strategy == "no" and not stop.requested)
-    if stop.requested:
+    trainer.save_checkpoint(weights_only=trainer.args.save_strategy == "no" and not stopped)
+    if stopped:
         raise Terminated(f"stopped by SIGTERM after step {trainer.state.global_step}; go on with --resume")
     after = _evaluate(trainer, eval_sets, folder, "after")
     summary = _pass_rates(before.get("eval"), after.get("eval"))

@@ -119,9 +119,11 @@ def least_squares_adjoint(terms: list[Tensor], steps: Tensor) -> Tensor:
     used = torch.arange(len(terms) - 1, device=steps.device) < steps.unsqueeze(1)
     columns = (stacked[:, :-1] - stacked[:, 1:]) * used.unsqueeze(-1)
     gram, target = columns @ columns.mT, columns @ stacked[:, 0].unsqueeze(-1)
-    gram = torch.where(gram.isfinite().all(dim=(1, 2), keepdim=True), gram, 0)  # pinv raises; the terms stay NaN
+    finite = gram.isfinite().all(dim=(1, 2), keepdim=True)
+    gram = torch.where(finite, gram, 0)  # of anything else pinv raises
     coefficients = torch.linalg.pinv(gram, hermitian=True) @ target * used.unsqueeze(-1)
     smoothed = stacked[:, 0] + (coefficients * stacked[:, 1:]).sum(dim=1)
+    smoothed = torch.where(finite[:, 0], smoothed, torch.nan)
     return smoothed.to(terms[0].dtype).view_as(terms[0])
 
 

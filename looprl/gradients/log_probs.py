@@ -67,7 +67,7 @@ def weights_of_loops(name: LoopWeights, num_loops: int, gate_logits: Tensor | No
     if name == "exit":
         if gate_logits is None:
             raise ValueError("loop_weights 'exit' needs a model with an exit gate")
-        return exit_distribution(at_least_fp32(gate_logits))
+        return exit_distribution(gate_logits)
     loops = torch.arange(1, num_loops + 1, dtype=torch.float64)
     weights = torch.ones_like(loops) if name == "uniform" else loops
     return weights / weights.sum()

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from looprl.gradients import Estimator, token_log_probs
-from looprl.models.contract import LoopedCausalLMOutput, LoopedForCausalLM
+from looprl.models.contract import LoopedForCausalLM
 
 
 class WeightlessModel:
@@ -61,12 +61,5 @@ class WeightlessModel:
         injected = base.prelude(ids, None, context)
         state = torch.zeros_like(injected) if estimator.state_from == "rollout" else base.initial_state(injected)
         state = estimator(base.core, state, injected, context, num_loops)
-        if estimator.loop_weights is None:
-            output = LoopedCausalLMOutput(self.model.read_out(base.coda(state, context)[:, -completion_length:]))
-        else:  # the states of all loops
-            hidden = torch.stack([base.coda(each, context) for each in state])
-            logits = self.model.read_out(hidden[..., -completion_length:, :])
-            output = LoopedCausalLMOutput(logits[-1], loop_logits=logits, gate_logits=base.exit_gate(state))
-            if output.gate_logits is not None:
-                output.gate_logits = output.gate_logits[:, -completion_length:]
+        output = self.model.with_logits(base.finish(state, context), completion_length)
         token_log_probs(output, ids[:, -completion_length:], loop_weights=estimator.loop_weights)

@@ -43,7 +43,7 @@ class EvalSamples:
     @property
     def depth(self) -> str:
         """At which depth tokens are read out: `R6`, or with early exit `R6-q0.5`."""
-        return f"R{self.num_loops}" + ("" if self.exit_threshold is None else f"-q{self.exit_threshold:g}")
+        return f"R{self.num_loops}" + ("" if self.exit_threshold is None else f"-q{self.exit_threshold}")
 
     @property
     def read_out(self) -> tuple[int, float | None]:

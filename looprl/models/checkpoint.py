@@ -46,14 +46,14 @@ class Checkpoint:
         tensors: dict[str, Tensor] = {}
         files: dict[str, str] = {}
         for name, tensor in self.tensors.items():
-            short = strip(name, prefixes)
+            short = stripped_name(name, prefixes)
             if short in tensors:
                 raise ModelError(f"{self.files[name]}: tensor {short!r} is there twice, once as {name!r}")
             tensors[short], files[short] = tensor, self.files[name]
         return Checkpoint(tensors, files)
 
 
-def strip(name: str, prefixes: tuple[str, ...]) -> str:
+def stripped_name(name: str, prefixes: tuple[str, ...]) -> str:
     """The name without any of `prefixes` before it."""
     while (short := next((name.removeprefix(p) for p in prefixes if name.startswith(p)), name)) != name:
         name = short
@@ -81,16 +81,20 @@ def read_header(path_or_name: str) -> dict[str, torch.dtype | None]:
 
     The precision is None where an index names a shard that is not here. Empty without such files.
     """
-    index = _find(path_or_name, "model.safetensors.index.json", {"local_files_only": True})
-    if index is None:
-        file = _find(path_or_name, "model.safetensors", {"local_files_only": True})
-        return {} if file is None else _header(file)
-    places = _places(index)
-    stored: dict[str, torch.dtype | None] = dict.fromkeys(places)
-    for shard in sorted(set(places.values())):
-        if (file := _find(path_or_name, shard, {"local_files_only": True})) is not None:
-            stored |= _header(file)
-    return stored
+    here = {"local_files_only": True}
+    for name in WEIGHT_FILES:
+        found = _find(path_or_name, name, here) if ".safetensors" in name else None
+        if found is None:
+            continue
+        if not name.endswith(".index.json"):
+            return _header(found)
+        places = _places(found)
+        stored: dict[str, torch.dtype | None] = dict.fromkeys(places)
+        for shard in sorted(set(places.values())):
+            if (file := _find(path_or_name, shard, here)) is not None:
+                stored |= _header(file)
+        return stored
+    return {}
 
 
 def check_fit(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], owner: str) -> None:

@@ -96,9 +96,9 @@ class RavenConfig(PublishedConfig):
         return self.n_embd**0.5 if self.body == "huginn" else self.init_values.get("embed_scale", 1.0)
 
     @property
-    def initial_state_std(self) -> float:
+    def initial_state_std(self) -> float | None:
         """Standard deviation of drawn initial states, before they are scaled as the embeddings are."""
-        return self.init_values["std"]
+        return self.init_values.get("std")
 
     def inverse_frequencies(self) -> tuple[torch.Tensor, float]:
         """As `rope.frequencies`."""

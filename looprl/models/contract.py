@@ -146,11 +146,16 @@ class LoopedModel(PreTrainedModel):
                 f"initial_state has shape {tuple(state.shape)}, but the input needs {tuple(injected.shape)}: "
                 "one state of the model's width per token"
             )
-        state = loop_runner(self.core, state.to(injected.dtype), injected, context, num_loops)
-        if state.ndim == injected.ndim:
-            return LoopedModelOutput(self.coda(state, context), state, past_key_values)
+        output = self.finish(loop_runner(self.core, state.to(injected.dtype), injected, context, num_loops), context)
+        output.past_key_values = past_key_values
+        return output
+
+    def finish(self, state: Tensor, context: LoopContext) -> LoopedModelOutput:
+        """What comes after the loops, for z_R [B, T, d] or for the states of every loop [R, B, T, d]."""
+        if state.ndim == 3:
+            return LoopedModelOutput(self.coda(state, context), state)
         hidden = torch.stack([self.coda(each, context) for each in state])
-        return LoopedModelOutput(hidden[-1], state[-1], past_key_values, hidden, self.exit_gate(state))
+        return LoopedModelOutput(hidden[-1], state[-1], None, hidden, self.exit_gate(state))
 
 
 class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
@@ -240,8 +245,13 @@ class LoopedForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             use_cache=use_cache,
         )
+        return self.with_logits(output, logits_to_keep)
+
+    def with_logits(self, output: LoopedModelOutput, logits_to_keep: int = 0) -> LoopedCausalLMOutput:
+        """The base model's output with the head's on the last `logits_to_keep` positions: see `forward`."""
         every_loop = output.loop_hidden is not None
         hidden = output.loop_hidden if every_loop else output.last_hidden_state
+        assert hidden is not None
         logits = self.read_out(hidden[..., -logits_to_keep:, :])
         if logits_to_keep and logits.shape[-1] > self.config.vocab_size:
             padding = torch.arange(logits.shape[-1], device=logits.device) >= self.config.vocab_size

@@ -6,13 +6,15 @@ Published with Ouro (Zhu et al., 2025, arXiv:2510.25741).
 import torch
 from torch import Tensor
 
+from looprl.models.contract import at_least_fp32
+
 
 def exit_distribution(gate_logits: Tensor) -> Tensor:
-    """How likely each loop is the one that a token stops at, from gate logits [..., R]: [..., R].
+    """How likely each loop is the one that a token stops at, from gate logits [..., R]: [..., R], in fp32 at least.
 
     p_r = lambda_r (1 - lambda_1) ... (1 - lambda_{r-1}) with lambda = sigmoid(gate); the last takes all that is left.
     """
-    stop = torch.sigmoid(gate_logits)
+    stop = torch.sigmoid(at_least_fp32(gate_logits))
     left = torch.cat([torch.ones_like(stop[..., :1]), (1 - stop[..., :-1]).cumprod(-1)], dim=-1)
     return torch.cat([(stop * left)[..., :-1], left[..., -1:]], dim=-1)
 

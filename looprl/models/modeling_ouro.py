@@ -4,7 +4,6 @@ Nothing is injected: the embedding is the initial state, and a loop is a functio
 loop's state and says how likely a token is to stop there; all loops are always run.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ from transformers import initialization as init
 
 from looprl.models.configuration_ouro import OuroConfig
 from looprl.models.contract import Family, LoopedForCausalLM, LoopedModel
-from looprl.models.exit_gate import exit_distribution
 from looprl.models.kv_bank import KVBank
-from looprl.models.loop import Core, LoopContext, every_state
+from looprl.models.loop import Core, LoopContext
 from looprl.models.published import RMSNorm
 from looprl.models.rope import Rope, rotate
 
@@ -140,18 +138,6 @@ class OuroModel(LoopedModel, OuroPreTrainedModel):
         return self.early_exit_gate(states).squeeze(-1).movedim(0, -1)
 
 
-@dataclass(frozen=True)
-class EveryLoop:
-    """What each of R loops would answer. logits: [R, B, T, V]; gate_logits, exit_probabilities: [B, T, R]."""
-
-    logits: Tensor
-    gate_logits: Tensor
-
-    @property
-    def exit_probabilities(self) -> Tensor:
-        return exit_distribution(self.gate_logits)
-
-
 class OuroForCausalLM(LoopedForCausalLM, OuroPreTrainedModel):
     """Ouro with its language-model head."""
 
@@ -174,10 +160,3 @@ class OuroForCausalLM(LoopedForCausalLM, OuroPreTrainedModel):
         },
         unreplayed={"model.embed_tokens.": "nothing is injected, so a replayed loop does not reach the embedding"},
     )
-
-    def every_loop(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, num_loops: int | None = None
-    ) -> EveryLoop:
-        """Read out every loop, and ask the gate about it."""
-        output = self(input_ids, attention_mask, num_loops=num_loops, loop_runner=every_state)
-        return EveryLoop(output.loop_logits, output.gate_logits)

@@ -16,7 +16,7 @@ from transformers.conversion_mapping import register_checkpoint_conversion_mappi
 from transformers.core_model_loading import WeightRenaming
 from transformers.initialization import no_init_weights
 
-from looprl.models.checkpoint import Checkpoint, ModelError, check_fit, read_checkpoint, read_header, strip
+from looprl.models.checkpoint import Checkpoint, ModelError, check_fit, read_checkpoint, read_header, stripped_name
 from looprl.models.contract import LoopedForCausalLM
 from looprl.models.modeling_looplm import LoopLMForCausalLM
 from looprl.models.modeling_ouro import OuroForCausalLM
@@ -95,7 +95,7 @@ def read_outline(path_or_name: str) -> tuple[PretrainedConfig, torch.dtype, bool
     stored = read_header(path_or_name)
     try:
         if stored:
-            config = family.read_config(settings, [strip(name, family.STRIPPED) for name in stored])
+            config = family.read_config(settings, [stripped_name(name, family.STRIPPED) for name in stored])
         else:
             config = family.config_class.from_dict(dict(settings))
     except ValueError as error:

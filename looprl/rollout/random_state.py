@@ -16,7 +16,7 @@ def rollout_seed(seed: int, step: int, rank: int, index: int = 0) -> int:
 
 def initial_state_seed(seed: int, policy_version: int) -> int:
     """The seed of the initial states drawn with the weights of `policy_version`, in [0, 2^63), on every rank."""
-    sequence = np.random.SeedSequence([seed, policy_version], spawn_key=(0, 0))
+    sequence = np.random.SeedSequence([seed, policy_version], spawn_key=(0, 0))  # two words: a rollout has none or one
     return int(sequence.generate_state(1, np.uint64)[0] >> 1)
 
 

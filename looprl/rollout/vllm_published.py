@@ -104,11 +104,12 @@ class PublishedModel(nn.Module):
             states += [endpoint] if self.reads_gate else []
         if not self.reads_gate:
             return looped.coda(endpoint, context)[0], penultimate[0], endpoint[0]
-        gate = looped.exit_gate(torch.stack(states))
+        every = torch.stack(states)
+        gate = looped.exit_gate(every)
         assert gate is not None
         read = endpoint
         if self.exit_threshold is not None:
-            read = state_at_exit(torch.stack(states), gate, self.exit_threshold)
+            read = state_at_exit(every, gate, self.exit_threshold)
         padded = F.pad(gate, (0, endpoint.shape[-1] - self.num_loops))
         return looped.coda(read, context)[0], penultimate[0], endpoint[0], padded[0]
 

@@ -94,7 +94,7 @@ class CheckpointSeam(GRPOTrainer):
             restored = torch.load(state_file, map_location=self.accelerator.device, weights_only=True)
             self._saved_step, self._seconds_before = done.global_step, restored["seconds"]
             if 0 < self.args.max_steps <= done.global_step:  # transformers would train one more
-                overwrite(self.model, load_model(str(checkpoint)))
+                self._load_from_checkpoint(str(checkpoint))
                 self.state = done
                 return TrainOutput(done.global_step, 0.0, {})
             self._restored, self._epochs_done = restored, int(done.epoch or 0)
@@ -120,6 +120,11 @@ class CheckpointSeam(GRPOTrainer):
             if self.accelerator.is_main_process:
                 self.checkpoints.stage(step)
             self.accelerator.wait_for_everyone()
+            if not self.checkpoints.staging_path(step).is_dir():
+                raise CheckpointError(
+                    f"process {self.accelerator.process_index} does not see {self.checkpoints.folder}, which the first "
+                    "process writes to: output_dir must lie on a file system that all machines share"
+                )
             self._write(self.checkpoints.staging_path(step), weights_only)
             self.accelerator.wait_for_everyone()
             if self.accelerator.is_main_process:
@@ -173,13 +178,11 @@ class CheckpointSeam(GRPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """transformers looks for the model's own names of its tensors, but they are saved under the published ones."""
-        saved = load_model(resume_from_checkpoint).state_dict()
-        self._issue_warnings_after_load((model or self.model).load_state_dict(saved, strict=False))
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        wrong = set(load_result.missing_keys) - set(self.model.all_tied_weights_keys) | set(load_result.unexpected_keys)
-        if wrong:
-            raise CheckpointError(f"the checkpoint's tensors are not this model's: {', '.join(sorted(wrong)[:3])}, ...")
+        saved = load_model(resume_from_checkpoint)
+        ours, theirs = [[name for name, _ in each.named_parameters()] for each in (self.model, saved)]
+        if wrong := sorted(set(ours) ^ set(theirs)):
+            raise CheckpointError(f"the checkpoint's tensors are not this model's: {', '.join(wrong[:3])}, ...")
+        overwrite(self.model, saved)
 
     def _whole(self, which: str | bool) -> Path:
         if isinstance(which, str):

@@ -152,7 +152,7 @@ class LoopedGRPOConfig(GRPOConfig):
             )
         if self.vllm_tensor_parallel_size > 1 and self.own_process_engine:
             raise UserError("own_process_engine and vllm_tensor_parallel_size exclude each other")
-        if self.control_every is not None and self.deepspeed and self.hf_deepspeed_config.is_zero3():
+        if self.control_every is not None and self.shards_weights:
             raise UserError("control_every needs whole weights, which ZeRO-3 holds in shards: use zero_stage 1 or 2")
         if self.make_estimator().loop_weights is not None:
             self._refuse_ratios()
@@ -169,6 +169,11 @@ class LoopedGRPOConfig(GRPOConfig):
         micro_batches = self.steps_per_generation * self.num_iterations  # of one rollout
         per_update = self.gradient_accumulation_steps
         return (per_update - math.gcd(micro_batches, per_update) + micro_batches - 1) // per_update
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether no process has the weights as a whole, as under ZeRO-3."""
+        return bool(self.deepspeed) and self.hf_deepspeed_config.is_zero3()
 
     @property
     def replay_is_exact(self) -> bool:
@@ -200,13 +205,7 @@ class LoopedGRPOConfig(GRPOConfig):
                 f"num_processes is {self.num_processes}, but the launcher started {launched or 1}: `looprl train` "
                 "starts them itself; with another launcher leave num_processes out"
             )
-        if self.zero_stage is not None:
-            settings = zero_settings(self.zero_stage, self.offload_optimizer)
-            if self.deepspeed not in (None, settings):
-                raise UserError("zero_stage and deepspeed exclude each other: give one of them")
-            self.deepspeed = settings
-        elif self.offload_optimizer:
-            raise UserError("offload_optimizer needs zero_stage; in a DeepSpeed file it is the key offload_optimizer")
+        self.deepspeed = self._deepspeed_settings()
         if self.deepspeed is None:
             if launched not in (None, 1):
                 raise UserError(f"the launcher started {launched} processes: set zero_stage to 1, 2 or 3")
@@ -223,6 +222,17 @@ class LoopedGRPOConfig(GRPOConfig):
         engine_given_up = self.rollout_timeout if self.own_process_engine else 0.0  # others wait while one is replaced
         join_processes(timedelta(seconds=self.ddp_timeout + engine_given_up))
         self.accelerator_config = configured(self.accelerator_config)  # type: ignore[has-type]
+
+    def _deepspeed_settings(self) -> dict | str | None:
+        """DeepSpeed's settings or a file of them, as given or as zero_stage says."""
+        if self.zero_stage is None:
+            if self.offload_optimizer:
+                raise UserError("offload_optimizer needs zero_stage; a DeepSpeed file has a key of that name")
+            return self.deepspeed
+        settings = zero_settings(self.zero_stage, self.offload_optimizer)
+        if self.deepspeed not in (None, settings):
+            raise UserError("zero_stage and deepspeed exclude each other: give one of them")
+        return settings
 
     def _refuse_biased_sampling(self) -> None:
         neutral: dict[str, tuple[Any, ...]] = {

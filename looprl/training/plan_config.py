@@ -9,7 +9,6 @@ import torch
 from looprl.errors import UserError
 from looprl.shipped import with_shipped
 from looprl.training.config import LoopedGRPOConfig
-from looprl.training.zero import zero_settings
 
 
 @dataclass
@@ -29,6 +28,7 @@ class PlanConfig(LoopedGRPOConfig):
     json: str | None = field(default=None, metadata={"help": "Also write the plan to this file."})
 
     def __post_init__(self) -> None:
+        self.precision_is_asked = self.bf16 is not None or self.fp16
         for name in ("num_processes", "prompt_length"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")
@@ -54,23 +54,23 @@ class PlanConfig(LoopedGRPOConfig):
             raise UserError(f"model_init_kwargs: dtype is {name!r}; choose float32, bfloat16 or auto")
         return dtype
 
+    @property
+    def shards_weights(self) -> bool:
+        return self.sharding[0] == 3
+
     def _join_processes(self) -> None:
         """Read what DeepSpeed would be told, in its place: bf16 in its file is the recipe's."""
-        if self.zero_stage is not None and self.deepspeed is not None:
-            raise UserError("zero_stage and deepspeed exclude each other: give one of them")
-        self._deepspeed = zero_settings(self.zero_stage, self.offload_optimizer) if self.zero_stage else self._file()
-        if self.offload_optimizer and not self.zero_stage:
-            raise UserError("offload_optimizer needs zero_stage; in a DeepSpeed file it is the key offload_optimizer")
+        given = self._deepspeed_settings()
+        self._deepspeed = _read(given) if isinstance(given, str) else given
         if self._deepspeed is None and self.world_size > 1:
             raise UserError(f"{self.world_size} processes need zero_stage 1, 2 or 3")
         if (self._deepspeed or {}).get("bf16", {}).get("enabled") is True:
             self.bf16 = True
         self.deepspeed, self.use_cpu = None, not torch.cuda.is_available()
 
-    def _file(self) -> dict | None:
-        if not isinstance(self.deepspeed, str):
-            return self.deepspeed
-        try:
-            return json.loads(Path(with_shipped(self.deepspeed)).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"deepspeed: {self.deepspeed} cannot be read as JSON: {error}") from error
+
+def _read(file: str) -> dict:
+    try:
+        return json.loads(Path(with_shipped(file)).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"deepspeed: {file} cannot be read as JSON: {error}") from error

@@ -7,11 +7,13 @@ loops; it is used as it comes, with no looprl code but the model's.
 import tempfile
 import time
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
-from transformers import AutoTokenizer, PrinterCallback
+from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from looprl.data.tokenizer import load_tokenizer
 from looprl.measure.evaluate import evaluate
 from looprl.measure.summary import phase_seconds
 from looprl.models import LoopedForCausalLM, load_model
@@ -46,10 +48,11 @@ def bench_step(task: LoadedTask, args: LoopedGRPOConfig) -> StepBench:
 
     task: with held-out prompts.
     """
-    tokenizer = AutoTokenizer.from_pretrained(task.model_path)
+    tokenizer = load_tokenizer(task.model_path)
+    load = partial(load_model, task.model_path, **(args.model_init_kwargs or {}))
     assert task.held_out is not None
     held_out, reward = task.held_out.prompts, task.held_out.reward
-    trainer = LoopedGRPOTrainer(load_model(task.model_path), task.rewards, args, task.train_set, held_out, tokenizer)
+    trainer = LoopedGRPOTrainer(load(), task.rewards, args, task.train_set, held_out, tokenizer)
     trainer.remove_callback(PrinterCallback)
 
     def pass_at_1(model: LoopedForCausalLM) -> float | None:
@@ -59,7 +62,7 @@ def bench_step(task: LoadedTask, args: LoopedGRPOConfig) -> StepBench:
     before = pass_at_1(trainer.model)
     looprl_seconds = _training_seconds(trainer)
     looprl_after = pass_at_1(trainer.model)
-    stock_model = load_model(task.model_path)
+    stock_model = load()
     with tempfile.TemporaryDirectory(prefix="looprl-stock-") as folder:
         stock = GRPOTrainer(
             stock_model,

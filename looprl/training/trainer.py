@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
+from looprl.data.tokenizer import load_tokenizer
 from looprl.errors import UserError
 from looprl.gradients import token_log_probs
 from looprl.measure.evaluate import EvalSet
@@ -85,7 +86,7 @@ class LoopedGRPOTrainer(GRPOSeam):
             raise ModelError(f"{type(model).__name__} is not a looped model; load one with looprl.load_model")
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         if processing_class is None:
-            processing_class = AutoTokenizer.from_pretrained(model.name_or_path)
+            processing_class = load_tokenizer(model.name_or_path)
         self.num_loops = model.config.num_loops = args.num_loops or model.config.num_loops
         self.kv_policy = model.config.kv_policy = args.kv_policy or model.config.kv_policy
         if args.initial_state == "drawn":

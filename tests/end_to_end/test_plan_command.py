@@ -160,6 +160,9 @@ def test_precision_is_that_of_the_tensors_where_the_configuration_names_none(tmp
     (tmp_path / "config.json").write_text(json.dumps(settings))
     config, dtype, _ = read_outline(str(tmp_path))
     assert dtype == torch.bfloat16 == load_model(str(tmp_path)).dtype and config.body == "olmo2"
+    random_published("olmo2").save_pretrained(tmp_path / "whole")
+    (tmp_path / "whole/model.safetensors").rename(tmp_path / "model.safetensors")  # which is read before the shards
+    assert read_outline(str(tmp_path))[1] == torch.float32 == load_model(str(tmp_path)).dtype
 
 
 def test_what_cannot_be_planned_is_refused(refused, tmp_path):
@@ -170,6 +173,10 @@ def test_what_cannot_be_planned_is_refused(refused, tmp_path):
     assert "offload_optimizer needs zero_stage" in refused(QUICKSTART, "--offload_optimizer", "true")
     assert "dtype is 'half-ish'" in refused(QUICKSTART, "--model_init_kwargs", '{"dtype": "half-ish"}')
     assert "cannot be read as JSON" in refused(QUICKSTART, "--deepspeed", tmp_path / "none.json")
+    assert "no function 'acuracy'" in refused(QUICKSTART, "--reward", "rewards/arithmetic.py:acuracy")
+    assert "--prompt_length N" in refused(QUICKSTART, "--dataset", tmp_path / "none.jsonl")
+    assert "needs whole weights" in refused(QUICKSTART, "--zero_stage", 3, "--control_every", 1)
+    assert "the model has 1024 positions" in refused(QUICKSTART, "--vllm_max_model_length", 2000)
     assert "prompt_length must be at least 1" in refused(QUICKSTART, "--prompt_length", 0)
 
 

@@ -18,9 +18,9 @@ from looprl.models import load_model
 from looprl.runs import read_metrics
 from tests.end_to_end.conftest import ENVIRONMENT, ROOT
 from tests.end_to_end.killed_run import MOMENTS
+from tests.run_metrics import without_clocks
 
 RUN = ("train", "recipes/quickstart.yaml", "--per_device_train_batch_size", 16, "--eval_size", 8, "--dataset_size", 16)
-CLOCKS = ("time/", "rollout/tokens_per_second", "step_time", "train_")
 
 
 def run_until(sent, moment, step, folder, *flags):
@@ -43,7 +43,7 @@ def weights(folder, step):
 
 def metrics(folder):
     rows = read_metrics(folder)
-    return [{key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in rows]
+    return [without_clocks(row) for row in rows]
 
 
 def completions(folder):
@@ -212,3 +212,27 @@ def test_sigterm_has_every_rank_stop_at_a_checkpoint_and_the_run_goes_on(looprl,
     looprl(*flags, "--output_dir", stopped, "--resume")
     looprl(*flags, "--output_dir", whole)
     assert_same_run(whole, stopped, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_ranks_go_on_from_the_newest_whole_checkpoint_and_only_as_they_were(looprl, start_looprl, tmp_path):
+    whole, damaged = tmp_path / "whole", tmp_path / "damaged"
+    pair = (*RUN, *of_two(2), "--num_processes", 2, "--save_steps", 2)
+    looprl(*pair, "--output_dir", whole, "--max_steps", 4)
+    looprl(*pair, "--output_dir", damaged, "--max_steps", 4)
+
+    def refused(*flags):
+        process = start_looprl(*RUN, "--output_dir", damaged, "--save_steps", 2, "--max_steps", 4, "--resume", *flags)
+        _, messages = process.communicate(timeout=300)
+        assert process.returncode == 2 and "Traceback" not in messages
+        return messages
+
+    assert "zero_stage (was 2, is 3)" in refused(*of_two(3), "--num_processes", 2)
+    assert "the states of another number of processes" in refused(*of_two(2), "--num_processes", 1)
+    (part, *_) = sorted((damaged / "checkpoints/step-4").glob("global_step*/*optim_states.pt"))
+    with open(part, "r+b") as file:
+        file.truncate(part.stat().st_size - 1)
+    looprl(*pair, "--output_dir", damaged, "--max_steps", 4, "--resume")
+    assert (damaged / "checkpoints/step-4.aside").is_dir()
+    assert_same_run(whole, damaged, 4)

@@ -10,6 +10,7 @@ import yaml
 
 from looprl.models import load_model
 from looprl.runs import read_metrics
+from tests.run_metrics import without_clocks
 
 SMALL = ("--per_device_train_batch_size", 32, "--eval_size", 32, "--dataset_size", 256)
 LONGER_TASK = (
@@ -17,7 +18,6 @@ LONGER_TASK = (
     *("--transfer_max_completion_length", 21),
 )
 ROWS = Path("tests/data/gsm8k_train_48.jsonl")
-CLOCKS = ("time/", "rollout/tokens_per_second", "step_time", "train_")
 
 
 def json_lines(path):
@@ -26,7 +26,7 @@ def json_lines(path):
 
 def metrics(folder):
     rows = read_metrics(folder / "metrics.jsonl")
-    return [{key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in rows]
+    return [without_clocks(row) for row in rows]
 
 
 @pytest.fixture(scope="module")

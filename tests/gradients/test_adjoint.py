@@ -104,6 +104,11 @@ def test_least_squares_takes_no_further_product_and_without_any_is_the_cotangent
     assert torch.equal(AdjointSolver(0, "least_squares")(loop.cotangent, product).adjoint, loop.cotangent)
 
 
+def test_least_squares_does_not_take_an_overflow_for_no_products():
+    cotangent = torch.ones(1, 2, dtype=torch.float64)
+    assert not AdjointSolver(3, "least_squares")(cotangent, lambda vector: 1e100 * vector).adjoint.isfinite().any()
+
+
 # auto
 
 

@@ -10,6 +10,8 @@ from transformers import DynamicCache
 
 from looprl.gradients import Estimator
 from looprl.models import load_model
+from looprl.models.exit_gate import exit_distribution
+from looprl.models.loop import every_state
 
 DATA = Path(__file__).parents[1] / "data/conformance"
 FROM_STATE = ["huginn", "retrofit", "parcae"]  # expectations from a zero and from a given initial state
@@ -103,25 +105,25 @@ def test_ouro_s_logits_states_and_gate_are_the_reference_s(ouro, num_loops):
     torch.testing.assert_close(output.logits, expected[f"logits.R{num_loops}"], **NEAR)
     torch.testing.assert_close(output.state, expected[f"state.R{num_loops}"], **NEAR)
     torch.testing.assert_close(before_norm[-1], expected[f"state_prenorm.R{num_loops}"], **NEAR)
-    every = model.every_loop(expected["input_ids"], num_loops=num_loops)
+    every = model(expected["input_ids"], num_loops=num_loops, loop_runner=every_state)
     torch.testing.assert_close(every.gate_logits, expected[f"gate_logits.R{num_loops}"], **NEAR)
-    assert torch.equal(every.logits[-1], output.logits)
+    assert torch.equal(every.loop_logits[-1], output.logits)
     if num_loops == 4:
-        torch.testing.assert_close(every.logits[1], expected["logits.R2"], **NEAR)
+        torch.testing.assert_close(every.loop_logits[1], expected["logits.R2"], **NEAR)
 
 
 @torch.no_grad()
 def test_ouro_s_exit_distribution_is_the_reference_s(ouro):
     model, expected = ouro
-    every = model.every_loop(expected["input_ids"], num_loops=4)
-    probabilities = every.exit_probabilities
+    every = model(expected["input_ids"], num_loops=4, loop_runner=every_state)
+    probabilities = exit_distribution(every.gate_logits)
     torch.testing.assert_close(probabilities, expected["exit_pdf.R4"], **NEAR)
-    mixed = torch.einsum("btr,rbtv->btv", probabilities, every.logits)
+    mixed = torch.einsum("btr,rbtv->btv", probabilities, every.loop_logits)
     torch.testing.assert_close(mixed, expected["logits_weighted.R4"], **NEAR)
     for threshold in ("0.5", "0.9"):
         stops = (probabilities.cumsum(-1) >= float(threshold)).long().argmax(-1)
         assert torch.equal(stops, expected[f"exit_step_thresh{threshold}.R4"])
-        chosen = every.logits.gather(0, stops[None, ..., None].expand(1, -1, -1, every.logits.shape[-1]))[0]
+        chosen = every.loop_logits.gather(0, stops[None, ..., None].expand(1, -1, -1, every.loop_logits.shape[-1]))[0]
         torch.testing.assert_close(chosen, expected[f"logits_thresh{threshold}.R4"], **NEAR)
 
 
@@ -138,8 +140,8 @@ def test_ouro_s_gradients_are_the_reference_s(num_loops):
 def test_ouro_s_gradients_through_the_gate_are_the_reference_s():
     model, expected = load("ouro")
     ids = expected["input_ids"]
-    every = model.every_loop(ids, num_loops=4)
-    loss = next_token_loss(torch.einsum("btr,rbtv->btv", every.exit_probabilities, every.logits), ids)
+    every = model(ids, num_loops=4, loop_runner=every_state)
+    loss = next_token_loss(torch.einsum("btr,rbtv->btv", exit_distribution(every.gate_logits), every.loop_logits), ids)
     torch.testing.assert_close(loss, expected["loss_labels_weighted.R4"], **NEAR)
     loss.backward()
     assert_gradients(model, expected, "grad_labels_weighted.R4.")

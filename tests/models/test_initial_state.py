@@ -96,6 +96,7 @@ def test_states_that_vllm_drew_first_can_enter_autograd():
     [
         ("ouro", {}, "ouro publishes no distribution"),
         ("parcae", dict(state_init="normal"), r"parcae .*state_init is 'normal'.*: use initial_state: zero"),
+        ("llama", dict(init_values=dict(embed_scale=1.0)), "huginn_raven publishes no distribution"),
         ("llama", dict(init_values=dict(std=0, embedding=0.3, out_proj=0.1)), "huginn_raven publishes no distribution"),
     ],
 )

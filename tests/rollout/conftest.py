@@ -137,6 +137,18 @@ class Sampler:
         return sum(output.num_cached_tokens for output in self.outputs)
 
 
+def padded(records: Sequence[RolloutRecord]) -> tuple[Tensor, Tensor, int, int]:
+    """Token ids and mask [B, P + C], prompts padded on the left and completions on the right as in training; P, C."""
+    prompts = max(len(record.prompt_ids) for record in records)
+    completions = max(len(record.completion_ids) for record in records)
+    ids = torch.zeros(len(records), prompts + completions, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for i, record in enumerate(records):
+        row = slice(prompts - len(record.prompt_ids), prompts + len(record.completion_ids))
+        ids[i, row], mask[i, row] = torch.tensor(record.prompt_ids + record.completion_ids), 1
+    return ids, mask, prompts, completions
+
+
 @torch.no_grad()
 def replay_gaps(
     model: LoopedForCausalLM, records: Sequence[RolloutRecord], temperature: float = 1.0, shift: int = 0
@@ -145,13 +157,7 @@ def replay_gaps(
 
     shift: by how many rows the states are moved from the tokens that they belong to.
     """
-    prompts = max(len(record.prompt_ids) for record in records)
-    completions = max(len(record.completion_ids) for record in records)
-    ids = torch.zeros(len(records), prompts + completions, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for i, record in enumerate(records):
-        row = slice(prompts - len(record.prompt_ids), prompts + len(record.completion_ids))
-        ids[i, row], mask[i, row] = torch.tensor(record.prompt_ids + record.completion_ids), 1
+    ids, mask, prompts, completions = padded(records)
     states = stack_states(records, prompts, completions).roll(shift, dims=1)[:, :-1]
     estimator = Estimator.preset("reuse", neumann_steps=0)
 

@@ -11,9 +11,10 @@ from looprl.errors import UserError
 from looprl.gradients import Estimator
 from looprl.models.initial_state import drawn_initial_state, drawn_states
 from looprl.rollout.engine import RolloutEngine
-from looprl.rollout.random_state import initial_state_seed
+from looprl.rollout.random_state import initial_state_seed, rollout_seed
 from looprl.rollout.record import RolloutRecord
 from tests.published import random_published
+from tests.rollout.conftest import padded
 from tests.rollout.test_parity import decode_again, other_weights
 from tests.rollout.test_published_parity import BROKEN, EXACT, sample
 
@@ -53,13 +54,7 @@ def start(model: Any, **options: Any) -> RolloutEngine:
 @torch.no_grad()
 def recomputed_gap(model: Any, records: Sequence[RolloutRecord], preset: str, seed: int | None) -> float:
     """Largest difference between the sampler's log-probs and those of the trainer's loops from the seed's states."""
-    prompts = max(len(record.prompt_ids) for record in records)
-    completions = max(len(record.completion_ids) for record in records)
-    ids = torch.zeros(len(records), prompts + completions, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for i, record in enumerate(records):
-        row = slice(prompts - len(record.prompt_ids), prompts + len(record.completion_ids))
-        ids[i, row], mask[i, row] = torch.tensor(record.prompt_ids + record.completion_ids), 1
+    ids, mask, prompts, completions = padded(records)
     z_0 = drawn_initial_state(model.config, seed, ids[:, :-1], mask[:, :-1])
     estimator = Estimator.preset(preset, neumann_steps=0, loops_recorded=2)
     logits = model(
@@ -176,3 +171,5 @@ def test_a_family_without_a_published_distribution_is_refused_before_vllm_starts
 def test_seeds_of_runs_versions_and_rollouts_differ() -> None:
     seeds = {initial_state_seed(seed, version) for seed in range(20) for version in range(50)}
     assert len(seeds) == 1000 and all(0 <= seed < 2**63 for seed in seeds)
+    of_rollouts = {rollout_seed(s, v, rank, i) for s in range(20) for v in range(50) for rank in (0, 1) for i in (0, 1)}
+    assert len(of_rollouts) == 4000 and not seeds & of_rollouts

@@ -33,6 +33,11 @@ def make_model(tokenizer, **overrides):
     return LoopLMForCausalLM(config)
 
 
+def sums_modulo_seven(completion_ids, **columns):
+    """A reward that tells almost all completions apart."""
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
+
 def make_trainer(folder, reward, tokenizer=None, model=None, **settings):
     tokenizer = tokenizer or build_tokenizer()
     args = LoopedGRPOConfig(

@@ -6,7 +6,7 @@ from looprl.data.tokenizer import build_tokenizer
 from looprl.errors import UserError
 from looprl.rollout.record import RolloutMismatchError
 from tests.published import published_with_tokenizer
-from tests.training.conftest import make_trainer
+from tests.training.conftest import make_trainer, sums_modulo_seven
 from tests.training.test_resume import run_on, same
 
 EXACT, BROKEN = 1e-5, 1e-2
@@ -20,17 +20,13 @@ STALE = {
 }
 
 
-def reward(completion_ids, **kwargs):
-    return [float(sum(ids) % 7) for ids in completion_ids]
-
-
 def model():
     return build_tokenizer(), published_with_tokenizer("huginn", num_loops=3, kv_policy="per_loop")
 
 
 def trainer_of(folder, **settings):
     settings = dict(initial_state="drawn", report_to=[], save_strategy="no", max_steps=4) | settings
-    return make_trainer(folder, reward, *model(), **settings)
+    return make_trainer(folder, sums_modulo_seven, *model(), **settings)
 
 
 def logged(folder, **settings):
@@ -76,7 +72,7 @@ def test_rollouts_from_another_seed_are_refused(tmp_path):
 
 def test_a_family_without_a_published_distribution_is_refused(tmp_path):
     with pytest.raises(UserError, match="looplm publishes no distribution of initial states"):
-        make_trainer(tmp_path, reward, initial_state="drawn")
+        make_trainer(tmp_path, sums_modulo_seven, initial_state="drawn")
 
 
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path):

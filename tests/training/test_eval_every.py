@@ -15,10 +15,10 @@ from looprl.runs import RunFolder, read_metrics
 from looprl.training.callbacks import MetricsToRunFolder, show_only_progress_line
 from looprl.training.eval_every import EvalEvery
 from looprl.training.trackers import check_trackers
+from tests.run_metrics import without_clocks
 from tests.training.conftest import make_trainer
 
 STEPS = 3
-CLOCKS = ("time/", "rollout/tokens_per_second", "step_time", "train_")
 HELD_OUT = Dataset.from_dict({"prompt": [f"Ann has {number} coins.\n" for number in range(10, 26)]})
 
 
@@ -76,7 +76,7 @@ def runs(tmp_path_factory):
 
 def training_metrics(folder):
     return [
-        {key: value for key, value in row.items() if not key.startswith(CLOCKS) and key != "eval_pass_at_1"}
+        {key: value for key, value in without_clocks(row).items() if key != "eval_pass_at_1"}
         for row in read_metrics(folder.path)
     ]
 

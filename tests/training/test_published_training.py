@@ -8,7 +8,7 @@ import torch
 from looprl.data.tokenizer import build_tokenizer
 from looprl.models import load_model
 from tests.published import MODELS, published_with_tokenizer, save_published
-from tests.training.conftest import make_trainer
+from tests.training.conftest import make_trainer, sums_modulo_seven
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -18,16 +18,13 @@ def test_three_steps_with_reuse_move_every_trained_tensor(name, tmp_path):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     seen = []
 
-    def lengths(completion_ids, **kwargs):
-        return [float(sum(ids) % 7) for ids in completion_ids]
-
     class Kept(torch.optim.AdamW):
         def step(self, *args, **kwargs):
             seen.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
             return super().step(*args, **kwargs)
 
     trainer = make_trainer(
-        tmp_path, lengths, tokenizer, model, max_steps=3, estimator="reuse", report_to=[], save_strategy="no"
+        tmp_path, sums_modulo_seven, tokenizer, model, max_steps=3, estimator="reuse", report_to=[], save_strategy="no"
     )
     trainer.optimizer = Kept(model.parameters(), lr=1e-3)
     try:
@@ -56,11 +53,15 @@ def test_a_step_in_bf16_is_finite_and_its_replay_is_near_the_sampler(name, tmp_p
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     before = {key: value.clone() for key, value in model.state_dict().items()}
 
-    def lengths(completion_ids, **kwargs):
-        return [float(sum(ids) % 7) for ids in completion_ids]
-
     trainer = make_trainer(
-        tmp_path / "run", lengths, tokenizer, model, max_steps=1, report_to=[], save_strategy="no", learning_rate=1e-2
+        tmp_path / "run",
+        sums_modulo_seven,
+        tokenizer,
+        model,
+        max_steps=1,
+        report_to=[],
+        save_strategy="no",
+        learning_rate=1e-2,
     )
     try:
         assert trainer.engine.llm.llm_engine.model_config.dtype == torch.bfloat16

@@ -13,9 +13,9 @@ from looprl.errors import UserError
 from looprl.rollout.worker_calls import WorkerCalls
 from looprl.runs import RunFolder
 from looprl.training.resume import check_same_settings
+from tests.run_metrics import without_clocks
 from tests.training.conftest import make_trainer
 
-CLOCKS = ("time/", "rollout/tokens_per_second", "step_time", "train_", "profiling/")
 # Four steps an epoch; every kind of moment: within an epoch, at its end, in the next.
 PLAIN = {"max_steps": 7}
 # A rollout lasts for four micro-batches and two steps of a run that logs every third: no checkpoint is at the
@@ -41,7 +41,7 @@ def run_on(folder, settings, resume=None):
     trainer.train(resume_from_checkpoint=resume)
     trainer.engine.close()
     weights = {name: tensor.detach().clone() for name, tensor in trainer.model.named_parameters()}
-    rows = [{key: row[key] for key in row if not key.startswith(CLOCKS)} for row in trainer.state.log_history]
+    rows = [without_clocks(row) for row in trainer.state.log_history]
     return trainer, weights, [row for row in rows if "loss" in row]
 
 

@@ -5,7 +5,7 @@ import pytest
 from looprl.data.tokenizer import build_tokenizer
 from looprl.rollout.token_bytes import kv_bytes_per_token
 from tests.published import published_with_tokenizer
-from tests.training.conftest import GROUP, make_trainer
+from tests.training.conftest import GROUP, make_trainer, sums_modulo_seven
 
 
 def test_rates_and_bytes_are_those_of_the_tokens_that_the_reward_saw(tmp_path):
@@ -16,7 +16,9 @@ def test_rates_and_bytes_are_those_of_the_tokens_that_the_reward_saw(tmp_path):
         return [float(sum(ids) % 7) for ids in completion_ids]
 
     model = published_with_tokenizer("ouro", num_loops=3)
-    trainer = make_trainer(tmp_path, reward, build_tokenizer(), model, max_steps=2, report_to=[], save_strategy="no")
+    trainer = make_trainer(
+        tmp_path, sums_modulo_seven, build_tokenizer(), model, max_steps=2, report_to=[], save_strategy="no"
+    )
     padded, before_loss = [], trainer.before_loss
 
     def look(batch):
@@ -47,10 +49,7 @@ def test_every_metric_of_a_step_reaches_tensorboard(tmp_path):
     pytest.importorskip("tensorboard", reason="no tracker comes with looprl")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def reward(completion_ids, **kwargs):
-        return [float(sum(ids) % 7) for ids in completion_ids]
-
-    trainer = make_trainer(tmp_path, reward, max_steps=2, report_to=["tensorboard"], save_strategy="no")
+    trainer = make_trainer(tmp_path, sums_modulo_seven, max_steps=2, report_to=["tensorboard"], save_strategy="no")
     try:
         trainer.train()
     finally:

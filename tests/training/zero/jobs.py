@@ -31,6 +31,8 @@ LARGE = [Job(stage, accumulation=2, width=256, steps=1) for stage in (1, 2, 3)]
 CONTROLLED = Job(2, control=True)
 SEVERAL_LOOPS = [Job(3, estimator=name) for name in ("truncated", "full_checkpointed", "rltt")]
 ESTIMATORS = [Job(3, estimator=name) for name in ("recompute", "full")]
-SKIPPING = [Job(stage, nonfinite="1 2") for stage in (1, 2, 3)]
+SKIPPING = [Job(stage, accumulation=stage, nonfinite="1 2") for stage in (1, 2)]
+SKIPPING += [Job(3, accumulation=accumulation, nonfinite="1 2") for accumulation in (1, 2)]
+SKIPPING_OFFLOADED = [Job(stage, offload=True, nonfinite="1 2") for stage in (2, 3)]
 ENDED = Job(2, nonfinite="1 2 3")
 OFFLOADED = [Job(stage, offload=True) for stage in (2, 3)]
