@@ -5,7 +5,7 @@ import torch
 
 from looprl.errors import UserError
 from looprl.gradients import Estimator
-from looprl.models.initial_state import CUT, check_drawable, draw_, drawn_initial_state, drawn_states
+from looprl.models.initial_state import CUT, check_drawable, draw_, drawn_initial_state, drawn_states, is_drawable
 from tests.models.test_conformance import FROM_STATE, load
 from tests.published import random_published
 
@@ -96,7 +96,6 @@ def test_states_that_vllm_drew_first_can_enter_autograd():
     [
         ("ouro", {}, "ouro publishes no distribution"),
         ("parcae", dict(state_init="normal"), r"parcae .*state_init is 'normal'.*: use initial_state: zero"),
-        ("llama", dict(init_values=dict(embed_scale=1.0)), "huginn_raven publishes no distribution"),
         ("llama", dict(init_values=dict(std=0, embedding=0.3, out_proj=0.1)), "huginn_raven publishes no distribution"),
     ],
 )
@@ -106,3 +105,10 @@ def test_a_model_without_a_published_distribution_is_refused(name, changes, word
         check_drawable(config)
     with pytest.raises(UserError, match=words):
         drawn_states(config, SEED, 3)
+
+
+def test_a_configuration_that_names_no_deviation_has_no_distribution():
+    config = random_published("llama").config
+    assert is_drawable(config)
+    config.init_values = {"embed_scale": 1.0}
+    assert not is_drawable(config)
