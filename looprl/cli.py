@@ -42,6 +42,12 @@ COMMANDS = {
     "doctor": Command("looprl.commands.doctor", "say what is wrong with this installation or machine, and what to do"),
 }
 
+_OF_THE_DISK = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk is full",
+    errno.EROFS: "the disk is read-only",
+}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the process's exit code.
@@ -67,9 +73,10 @@ def main(argv: list[str] | None = None) -> int:
     except Terminated as ended:
         return _report(f"looprl {name}: {ended}; {_where_the_run_is()}", TERMINATED)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _OF_THE_DISK:
             raise
-        return _report(f"looprl {name}: error: the disk is full: {error}; {_where_the_run_is()}", USER_ERROR)
+        problem = _OF_THE_DISK[error.errno]
+        return _report(f"looprl {name}: error: {problem}: {error}; {_where_the_run_is()}", USER_ERROR)
     except KeyboardInterrupt:
         return _report(f"looprl {name}: interrupted; {_where_the_run_is()}", INTERRUPTED)
 

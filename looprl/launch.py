@@ -19,6 +19,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from looprl.errors import UserError
 
 _SHOWN_LINES = 40
+_TALKATIVE = (  # of signals and failed ranks, at length
+    "torch.distributed.elastic",
+    "torch.distributed.elastic.agent.server.api",
+    "torch.distributed.elastic.multiprocessing.api",
+)
 _SECONDS_TO_SAVE = 600  # after SIGTERM or Ctrl-C; a rank that outlives a failed one has 30, as it may hang
 
 
@@ -35,7 +40,8 @@ def run_ranks(arguments: Sequence[str], processes: int) -> int:
     """
     if processes < 1:
         raise UserError(f"num_processes must be at least 1, got {processes}")
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its reports of a failed rank
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="looprl-ranks-") as logs:
         others = {rank: Std.ALL for rank in range(1, processes)}
         config = LaunchConfig(

@@ -62,15 +62,19 @@ class RunFolder:
             UserError: the folder is in use and neither option is given, both are, there is nothing to
                 resume, or the folder to overwrite is not a run folder.
         """
-        global _latest_run_folder
         folder = cls.check(path, overwrite, resume)
         if resume:
             _drop_truncated_line(folder.path / METRICS_FILE)
         elif folder._in_use():
             folder._empty()
         folder.path.mkdir(parents=True, exist_ok=True)
-        _latest_run_folder = folder.path
+        folder.is_of_this_process()
         return folder
+
+    def is_of_this_process(self) -> None:
+        """Have `latest_run_folder` name it, once it is there: another process of the same run may make it."""
+        global _latest_run_folder
+        _latest_run_folder = self.path
 
     @classmethod
     def check(cls, path: str | Path, overwrite: bool = False, resume: bool = False) -> "RunFolder":
@@ -190,8 +194,8 @@ class RunFolder:
 
 
 def latest_run_folder() -> Path | None:
-    """Return the run folder that this process created or resumed last; None where it has none."""
-    return _latest_run_folder
+    """Return the run folder that this process created, resumed or shares last; None where it has none."""
+    return _latest_run_folder if _latest_run_folder is not None and _latest_run_folder.is_dir() else None
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

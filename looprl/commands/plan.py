@@ -17,6 +17,7 @@ from looprl.gradients import Estimator
 from looprl.measure.activations import WeightlessModel
 from looprl.measure.memory_plan import FP32, Held, Layout, Rollouts, rollout_memory, training_state
 from looprl.measure.plan_report import Plan, headline, held_cells, recorded_cells, shown_bytes, token_cells
+from looprl.models.initial_state import check_drawable
 from looprl.models.registry import FAMILIES, read_outline
 from looprl.recipe import parse_recipe
 from looprl.rollout.record import KVPolicy
@@ -40,8 +41,11 @@ def run(argv: list[str]) -> int:
     for remark in plan.remarks:
         console.print(Text(f"\n{remark}"), soft_wrap=True)
     if args.json:
-        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(args.json), json.dumps(plan.content(), indent=1) + "\n")
+        try:
+            Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(Path(args.json), json.dumps(plan.content(), indent=1) + "\n")
+        except OSError as error:
+            raise UserError(f"json: {args.json} cannot be written: {error}") from error
     return 0
 
 
@@ -49,7 +53,9 @@ def make_plan(recipe: TrainRecipe, args: PlanConfig) -> Plan:
     """Count and multiply. UserError without a model, ModelError where its configuration cannot be read."""
     if recipe.model is None:
         raise UserError("model is needed: name a recipe that has one, or give --model")
-    config, stored, weights_seen = read_outline(with_shipped(recipe.model))
+    config, stored, weights_seen = read_outline(with_shipped(recipe.model), **(args.model_init_kwargs or {}))
+    if args.initial_state == "drawn":
+        check_drawable(config)
     args.check_family(FAMILIES[config.model_type])
     dtype = args.asked_dtype or stored
     stage, offload = args.sharding
@@ -113,8 +119,11 @@ def _window(recipe: TrainRecipe, args: PlanConfig, config: PretrainedConfig) -> 
     """The window that training would have, and what there is to say about it."""
     longest, completion = config.max_position_embeddings, args.max_completion_length
     if args.vllm_max_model_length:
-        if args.vllm_max_model_length > longest:
-            raise UserError(f"vllm_max_model_length is {args.vllm_max_model_length}, the model has {longest} positions")
+        if not completion < args.vllm_max_model_length <= longest:
+            raise UserError(
+                f"vllm_max_model_length is {args.vllm_max_model_length}: it must have room for a prompt and "
+                f"{completion} tokens of completion, and the model has {longest} positions"
+            )
         return args.vllm_max_model_length, []
     if args.prompt_length:
         return min(args.prompt_length + completion, longest), []
@@ -156,6 +165,8 @@ def _remarks(args: PlanConfig, model: WeightlessModel, weights_seen: bool) -> It
     if stage and args.bf16 and not offload:
         share = FP32 * math.ceil(model.parameters / args.world_size)
         yield f"In the update DeepSpeed also casts a process's share of the gradients to fp32 ({shown_bytes(share)})."
+    if args.offloads_weights:
+        yield "The DeepSpeed file's offload_param is not counted: the weights are taken to stay on the device."
     if args.estimator == "full_checkpointed":
         yield "Activations of full_checkpointed are not counted: about the states of R loops and one loop's own."
     if args.gradient_checkpointing:

@@ -23,6 +23,7 @@ from looprl.models import load_model
 from looprl.recipe import parse_recipe, read_recipe, recipe_name
 from looprl.runs import RunFolder, read_metrics
 from looprl.training.callbacks import MetricsToRunFolder, show_only_progress_line
+from looprl.training.checkpoint_seam import check_resumable
 from looprl.training.config import LoopedGRPOConfig
 from looprl.training.distributed import from_main_process, launched_processes
 from looprl.training.eval_every import EvalEvery, evaluate_now
@@ -44,7 +45,7 @@ def run(argv: list[str]) -> int:
     processes = settings.get("num_processes") or 1
     if launched_processes() is None and (processes > 1 or settings.get("zero_stage") or settings.get("deepspeed")):
         known = {name: settings.get(name, False) for name in ("overwrite", "resume")}
-        RunFolder.check(settings["output_dir"], **known)
+        RunFolder.check(settings["output_dir"], **known).is_of_this_process()
         return launch(["train", *argv], processes)
     recipe, args = parse_recipe(CONFIGS, argv, "looprl train", defaults)
     check_trackers(args.report_to)
@@ -52,8 +53,10 @@ def run(argv: list[str]) -> int:
     resolved = {"command": "train", **vars(recipe), **args.to_dict()}
     checkpoint = None
     if recipe.resume:
-        check_same_settings(asked.path, resolved)
         checkpoint = from_main_process(CheckpointStore(asked.path / "checkpoints").newest_good)
+        if checkpoint is not None:
+            check_resumable(checkpoint, args.world_size)
+        check_same_settings(asked.path, resolved)
     task = load_task(recipe, args.seed)
     model = load_model(task.model_path, **(args.model_init_kwargs or {}))
     console = Console(quiet=args.process_index > 0)
@@ -72,6 +75,7 @@ def run(argv: list[str]) -> int:
     )
     # only now, so that a run which cannot start leaves the one that it would replace
     folder = RunFolder(Path(args.output_dir))
+    folder.is_of_this_process()
     if trainer.is_world_process_zero():
         folder = RunFolder.create(args.output_dir, overwrite=recipe.overwrite, resume=recipe.resume)
         if recipe.resume:

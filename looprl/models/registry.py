@@ -73,7 +73,7 @@ def read_settings(path_or_name: str, **hub_options: Any) -> dict[str, Any]:
         settings, _ = PretrainedConfig.get_config_dict(path_or_name, **hub_options)
     except (OSError, ValueError) as error:
         raise ModelError(nothing_there) from error
-    if not settings:
+    if not settings or not isinstance(settings, dict):
         raise ModelError(nothing_there)
     return settings
 
@@ -84,13 +84,13 @@ def check_exit_gate(family: type[LoopedForCausalLM], setting: str) -> None:
         raise ModelError(f"{setting} needs a model with an exit gate; {family.FAMILY.title}: {why_not}")
 
 
-def read_outline(path_or_name: str) -> tuple[PretrainedConfig, torch.dtype, bool]:
+def read_outline(path_or_name: str, **kwargs: Any) -> tuple[PretrainedConfig, torch.dtype, bool]:
     """What is known of a model before its weights are: its configuration, and the precision that it would load in.
 
     Also whether files of weights were at hand, of which the names are read: where they are not, what only tensors tell
-    (such as the body of a `huginn_raven`) is the configuration's guess. ModelError as from `load_model`.
+    (such as the body of a `huginn_raven`) is the configuration's guess. `kwargs` and ModelError as in `load_model`.
     """
-    settings = read_settings(path_or_name)
+    settings = read_settings(path_or_name, **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs})
     family = find_family(settings, path_or_name)
     stored = read_header(path_or_name)
     try:

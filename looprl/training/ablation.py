@@ -96,6 +96,9 @@ def resolve_arms(recipe: AblationRecipe) -> list[Arm]:
     shared = {key: value for key, value in shared.items() if key not in _OWN_KEYS}
     arms = [Arm(name, own, shared | own) for name, own in recipe.own_keys.items()]
     for where, arm in zip(_by_arm(recipe.own_keys), arms, strict=True):
+        for key in ("num_processes", "zero_stage", "deepspeed"):
+            if arm.settings.get(key) is not None:
+                raise UserError(f"{where}: every run is trained in one process: set {key} to null in overrides")
         run = {"output_dir": recipe.output_dir or "runs/ablation", "seed": recipe.seeds[0]}
         train_recipe, args = parse_settings((TrainRecipe, LoopedGRPOConfig), arm.settings | run, where)
         try:

@@ -27,9 +27,25 @@ from looprl.training.zero import overwrite
 
 TRANSFORMERS_VERSION = "5.19"
 STATE_FILE = "trainer_state.json"
+_LOOP_STATE = "loop_state"  # -RANK-of-PROCESSES.pt
 _LOGGED_COLUMNS = ("prompt", "completion", "advantages")
 
 _logger = logging.getLogger(__name__)
+
+
+def check_resumable(checkpoint: Path, processes: int) -> None:
+    """CheckpointError unless so many processes can go on from the checkpoint."""
+    states = sorted(checkpoint.glob(f"{_LOOP_STATE}-*.pt"))
+    if not states:
+        raise CheckpointError(
+            f"{checkpoint} holds weights only (save_only_model, or save_strategy no), so the run cannot be resumed: "
+            "start a new one from the model that `looprl export` makes of it"
+        )
+    if len(states) != processes:
+        raise CheckpointError(
+            f"{checkpoint} has the states of {len(states)} process(es), so {processes} cannot go on from it: start as "
+            "many as before"
+        )
 
 
 class CheckpointSeam(GRPOTrainer):
@@ -195,17 +211,14 @@ class CheckpointSeam(GRPOTrainer):
 
     def _resumable(self, which: str | bool) -> Path:
         found = from_main_process(lambda: self._whole(which))
-        if not (found / self._loop_state_name()).is_file():
-            raise CheckpointError(
-                f"{found} holds weights only, or the states of another number of processes: it cannot be resumed"
-            )
+        check_resumable(found, self.accelerator.num_processes)
         self.accelerator.wait_for_everyone()
         if found.parent == self.checkpoints.folder and self.accelerator.is_main_process:
             self.checkpoints.set_aside_after(step_of(found))
         return found
 
     def _loop_state_name(self) -> str:
-        return f"loop_state-{self.accelerator.process_index}-of-{self.accelerator.num_processes}.pt"
+        return f"{_LOOP_STATE}-{self.accelerator.process_index}-of-{self.accelerator.num_processes}.pt"
 
     def _loop_state(self) -> dict[str, Any]:
         return {

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 import torch
 from transformers import SchedulerType
@@ -18,6 +17,7 @@ from looprl.models import LoopedForCausalLM
 from looprl.models.initial_state import InitialState
 from looprl.models.registry import check_exit_gate
 from looprl.rollout.record import KVPolicy
+from looprl.training.config_checks import refuse_biased_sampling, refuse_ratios, refuse_unsupported
 from looprl.training.distributed import configured, join_processes, launched_processes
 from looprl.training.zero import STAGES, zero_settings
 
@@ -140,8 +140,8 @@ class LoopedGRPOConfig(GRPOConfig):
             self.dataloader_pin_memory = False
         if self.bf16 is None:
             self.bf16 = torch.cuda.is_available() and not (self.use_cpu or self.fp16)
-        self._refuse_biased_sampling()
-        self._refuse_unsupported()
+        refuse_biased_sampling(self)
+        refuse_unsupported(self)
         self.vllm_importance_sampling_correction = not self.replay_is_exact
         self._join_processes()
         super().__post_init__()
@@ -155,7 +155,7 @@ class LoopedGRPOConfig(GRPOConfig):
         if self.control_every is not None and self.shards_weights:
             raise UserError("control_every needs whole weights, which ZeRO-3 holds in shards: use zero_stage 1 or 2")
         if self.make_estimator().loop_weights is not None:
-            self._refuse_ratios()
+            refuse_ratios(self)
         if self.staleness > self.max_staleness:
             raise UserError(
                 f"num_iterations, steps_per_generation and gradient_accumulation_steps make updates that are up to "
@@ -223,6 +223,11 @@ class LoopedGRPOConfig(GRPOConfig):
         join_processes(timedelta(seconds=self.ddp_timeout + engine_given_up))
         self.accelerator_config = configured(self.accelerator_config)  # type: ignore[has-type]
 
+    def stay_alone(self) -> None:
+        """Forget about processes, for what is done in one of them, whatever the recipe trains in."""
+        self.num_processes = self.zero_stage = self.deepspeed = None
+        self.offload_optimizer = False
+
     def _deepspeed_settings(self) -> dict | str | None:
         """DeepSpeed's settings or a file of them, as given or as zero_stage says."""
         if self.zero_stage is None:
@@ -233,68 +238,3 @@ class LoopedGRPOConfig(GRPOConfig):
         if self.deepspeed not in (None, settings):
             raise UserError("zero_stage and deepspeed exclude each other: give one of them")
         return settings
-
-    def _refuse_biased_sampling(self) -> None:
-        neutral: dict[str, tuple[Any, ...]] = {
-            "top_p": (1.0,),
-            "top_k": (0, -1),
-            "min_p": (None, 0.0),
-            "repetition_penalty": (1.0,),
-            "generation_kwargs": (None, {}),
-            "vllm_structured_outputs_regex": (None,),
-        }
-        for name, values in neutral.items():
-            if getattr(self, name) not in values:
-                raise UserError(
-                    f"{name} = {getattr(self, name)!r} changes the sampling distribution, but the trainer scores the "
-                    f"unchanged one, so the policy ratio would be biased: leave {name} at {values[0]!r}"
-                )
-        if self.temperature <= 0:
-            raise UserError(f"temperature must be above 0 for sampling, got {self.temperature}")
-        if not self.use_vllm or self.vllm_mode != "colocate":
-            raise UserError("looprl samples with vLLM inside the trainer: use_vllm true and vllm_mode colocate")
-        for name in ("num_loops", "control_every", "save_total_limit", "max_nonfinite_updates"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} must be at least 1, got {value}")
-
-    def _refuse_ratios(self) -> None:
-        """RLTT's weighted log-prob is that of no distribution, so there is no ratio of two policies to take of it."""
-        for name, is_set in (
-            ("several updates per rollout (num_iterations, steps_per_generation)", self.staleness > 0),
-            ("off_policy_mask_threshold", self.off_policy_mask_threshold is not None),
-        ):
-            if is_set:
-                raise UserError(
-                    f"estimator {self.estimator} is on-policy: {name} would compare its weighted log-probs with those "
-                    "of a policy. Make one update per rollout, without a mask"
-                )
-
-    def _refuse_unsupported(self) -> None:
-        refused = {
-            "beta": (self.beta != 0, "the reference model has no states to replay from: leave beta at 0"),
-            "eval_strategy": (self.eval_strategy != "no", "looprl evaluates with eval_every"),
-            "resume_from_checkpoint": (
-                self.resume_from_checkpoint is not None,
-                "the run in output_dir is continued with --resume, or by train(resume_from_checkpoint=True)",
-            ),
-            "save_strategy": (self.save_strategy == "best", "there is no evaluation that it could go by"),
-            "enable_jit_checkpoint": (self.enable_jit_checkpoint, "SIGTERM always saves a checkpoint"),
-            "multi_objective_aggregation": (
-                self.multi_objective_aggregation != "sum_then_normalize",
-                "it normalises by standard deviations, which Dr. GRPO does not",
-            ),
-        }
-        for name, (is_set, why) in refused.items():
-            if is_set:
-                raise UserError(f"{name} = {getattr(self, name)!r} is not supported: {why}")
-        if self.vllm_importance_sampling_correction not in (None, not self.replay_is_exact):
-            raise UserError(
-                f"vllm_importance_sampling_correction = {self.vllm_importance_sampling_correction} contradicts "
-                f"estimator {self.estimator} with replay_from {self.replay_from}: leave it out, it follows from them"
-            )
-        if self.vllm_importance_sampling_mode != "token_truncate" or self.vllm_importance_sampling_clip_max is None:
-            raise UserError(
-                "vllm_importance_sampling_mode must be token_truncate with a vllm_importance_sampling_clip_max: the "
-                "other modes drop tokens or whole sequences without counting them"
-            )

@@ -54,6 +54,7 @@ class EvalConfig(LoopedGRPOConfig):
         if self.exit_thresholds and self.exit_gate is False:
             raise UserError("exit_thresholds need the exit gate: leave exit_gate out")
         Sampling(self.max_completion_length or 1, (), temperature)
+        self.stay_alone()
         self.num_loops, self.temperature = None, 1.0  # training takes no list and is never greedy
         super().__post_init__()
         self.num_loops, self.temperature = num_loops, temperature

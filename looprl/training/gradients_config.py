@@ -38,6 +38,7 @@ class GradientsConfig(LoopedGRPOConfig):
             AdjointSolver(steps)
         self.estimator, self.replay_from, self.control_every = "reuse", "penultimate", None
         self.num_loops, self.neumann_steps = None, 0  # type: ignore[assignment]
+        self.stay_alone()
         super().__post_init__()
         self.num_loops, self.neumann_steps = lists
 

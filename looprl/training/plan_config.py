@@ -9,6 +9,7 @@ import torch
 from looprl.errors import UserError
 from looprl.shipped import with_shipped
 from looprl.training.config import LoopedGRPOConfig
+from looprl.training.zero import STAGES
 
 
 @dataclass
@@ -42,15 +43,22 @@ class PlanConfig(LoopedGRPOConfig):
     @property
     def sharding(self) -> tuple[int, bool]:
         """The ZeRO stage, 0 without DeepSpeed, and whether the optimizer's state is offloaded."""
-        zero = (self._deepspeed or {}).get("zero_optimization", {})
-        return zero.get("stage", 0), zero.get("offload_optimizer", {}).get("device", "none") != "none"
+        zero = _section(self._deepspeed or {}, "zero_optimization")
+        return zero.get("stage", 0), _section(zero, "offload_optimizer").get("device", "none") != "none"
+
+    @property
+    def offloads_weights(self) -> bool:
+        """Whether ZeRO-3 keeps its shards of the weights in the host's memory."""
+        zero = _section(self._deepspeed or {}, "zero_optimization")
+        return _section(zero, "offload_param").get("device", "none") != "none"
 
     @property
     def asked_dtype(self) -> torch.dtype | None:
         """The precision that the recipe loads the weights in, where it says so. UserError where that is none."""
-        name = str((self.model_init_kwargs or {}).get("dtype") or "auto").removeprefix("torch.")
+        given = self.model_init_kwargs or {}
+        name = str(given.get("dtype") or given.get("torch_dtype") or "auto").removeprefix("torch.")
         dtype = getattr(torch, name, None)
-        if name != "auto" and not isinstance(dtype, torch.dtype):
+        if name != "auto" and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise UserError(f"model_init_kwargs: dtype is {name!r}; choose float32, bfloat16 or auto")
         return dtype
 
@@ -64,13 +72,25 @@ class PlanConfig(LoopedGRPOConfig):
         self._deepspeed = _read(given) if isinstance(given, str) else given
         if self._deepspeed is None and self.world_size > 1:
             raise UserError(f"{self.world_size} processes need zero_stage 1, 2 or 3")
-        if (self._deepspeed or {}).get("bf16", {}).get("enabled") is True:
+        if self.sharding[0] not in (0, *STAGES):
+            raise UserError(f"deepspeed: stage is {self.sharding[0]!r}; a plan needs 0, 1, 2 or 3")
+        if _section(self._deepspeed or {}, "bf16").get("enabled") is True:
             self.bf16 = True
         self.deepspeed, self.use_cpu = None, not torch.cuda.is_available()
 
 
 def _read(file: str) -> dict:
     try:
-        return json.loads(Path(with_shipped(file)).read_text(encoding="utf-8"))
+        settings = json.loads(Path(with_shipped(file)).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"deepspeed: {file} cannot be read as JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"deepspeed: {file} holds a {type(settings).__name__}, not a mapping")
+    return settings
+
+
+def _section(settings: dict, name: str) -> dict:
+    section = settings.get(name) or {}
+    if not isinstance(section, dict):
+        raise UserError(f"deepspeed: {name} is {section!r}, not a mapping")
+    return section

@@ -39,6 +39,8 @@ def check_same_settings(run_folder: Path, settings: Mapping[str, Any]) -> None:
     versions = before.pop("versions", {})
     now = plain(settings)
     differing = [key for key in sorted({*before, *now} - HARMLESS) if before.get(key) != now.get(key)]
+    if "zero_stage" in differing:  # which these follow from
+        differing = [key for key in differing if key not in ("deepspeed", "use_cpu")]
     if differing:
         changes = ", ".join(f"{key} (was {before.get(key)!r}, is {now.get(key)!r})" for key in differing)
         raise UserError(

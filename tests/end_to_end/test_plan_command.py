@@ -177,6 +177,18 @@ def test_what_cannot_be_planned_is_refused(refused, tmp_path):
     assert "--prompt_length N" in refused(QUICKSTART, "--dataset", tmp_path / "none.jsonl")
     assert "needs whole weights" in refused(QUICKSTART, "--zero_stage", 3, "--control_every", 1)
     assert "the model has 1024 positions" in refused(QUICKSTART, "--vllm_max_model_length", 2000)
+    assert "must have room for a prompt" in refused(QUICKSTART, "--vllm_max_model_length", 16)
+    assert "dtype is 'int8'" in refused(QUICKSTART, "--model_init_kwargs", '{"torch_dtype": "int8"}')
+    assert "publishes no distribution" in refused(QUICKSTART, "--initial_state", "drawn")
+    assert "cannot be written" in refused(QUICKSTART, "--json", tmp_path)
+    for content, words in (
+        ("[1]", "holds a list"),
+        ('{"bf16": true}', "bf16 is True"),
+        ('{"zero_optimization": 3}', "zero_optimization is 3"),
+        ('{"zero_optimization": {"stage": "auto"}}', "stage is 'auto'"),
+    ):
+        (tmp_path / "deepspeed.json").write_text(content)
+        assert words in refused(QUICKSTART, "--deepspeed", tmp_path / "deepspeed.json")
     assert "prompt_length must be at least 1" in refused(QUICKSTART, "--prompt_length", 0)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from looprl.checkpoints import _write_manifest
 from looprl.cli import main
 from looprl.models import load_model
 from looprl.runs import read_metrics
@@ -104,6 +106,21 @@ def test_another_learning_rate_is_refused_and_costs_nothing(whole_run, start_loo
     assert process.returncode == 2
     assert "learning_rate (was 0.0003, is 1.0)" in error and "Traceback" not in error
     assert {path: path.stat().st_mtime_ns for path in whole_run.rglob("*")} == before
+
+
+def test_a_run_that_has_only_weights_is_refused_and_loses_nothing(whole_run, start_looprl, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole_run, folder)
+    for states in folder.glob("checkpoints/step-*/loop_state-*"):
+        states.unlink()
+    for checkpoint in (folder / "checkpoints").iterdir():
+        (checkpoint / "manifest.json").unlink()
+        _write_manifest(checkpoint)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    process = start_looprl(*RUN, "--output_dir", folder, "--max_steps", 9, "--save_steps", 2, "--resume")
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 2 and "holds weights only" in error and "Traceback" not in error
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_export_gives_a_plain_transformers_folder(whole_run, tmp_path, capsys):
@@ -229,7 +246,7 @@ def test_two_ranks_go_on_from_the_newest_whole_checkpoint_and_only_as_they_were(
         return messages
 
     assert "zero_stage (was 2, is 3)" in refused(*of_two(3), "--num_processes", 2)
-    assert "the states of another number of processes" in refused(*of_two(2), "--num_processes", 1)
+    assert "step-4 has the states of 2 process(es), so 1 cannot go on" in refused(*of_two(2), "--num_processes", 1)
     (part, *_) = sorted((damaged / "checkpoints/step-4").glob("global_step*/*optim_states.pt"))
     with open(part, "r+b") as file:
         file.truncate(part.stat().st_size - 1)

@@ -51,6 +51,7 @@ def test_an_arm_s_key_wins_over_the_overrides_and_those_over_the_recipe():
         ({"neumann_steps": -1}, r"arm 'other': .*"),
         ({"estimator": "rltt", "loop_weights": "exit"}, r"arm 'other': loop_weights exit, .* exit gate; LoopLM"),
         ({"estimator": "rltt", "num_iterations": 2, "max_staleness": 1}, r"arm 'other': estimator rltt is on-policy"),
+        ({"zero_stage": 2}, r"arm 'other': every run is trained in one process: set zero_stage to null"),
         ({"num_loops": 0}, r"arm 'other': num_loops must be at least 1"),
         ({"num_generations": 7}, r"arm 'other': .*7"),
         ({"reward": ["rewards/arithmetic.py:acuracy"]}, r"arm 'other': .*accuracy"),

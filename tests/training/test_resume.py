@@ -12,6 +12,7 @@ from looprl.checkpoints import CheckpointError, verify
 from looprl.errors import UserError
 from looprl.rollout.worker_calls import WorkerCalls
 from looprl.runs import RunFolder
+from looprl.training.checkpoint_seam import check_resumable
 from looprl.training.resume import check_same_settings
 from tests.run_metrics import without_clocks
 from tests.training.conftest import make_trainer
@@ -130,6 +131,13 @@ def test_weights_alone_cannot_be_resumed_from(uninterrupted):
     trainer.save_checkpoint(weights_only=True)
     with pytest.raises(CheckpointError, match="weights only"):
         trainer.train(resume_from_checkpoint=str(trainer.checkpoints.path(8)))
+
+
+def test_another_number_of_processes_cannot_go_on(uninterrupted):
+    _, trainer, _, _ = uninterrupted
+    check_resumable(trainer.checkpoints.path(4), 1)
+    with pytest.raises(CheckpointError, match=r"states of 1 process\(es\), so 2 cannot"):
+        check_resumable(trainer.checkpoints.path(4), 2)
 
 
 def test_settings_that_would_make_it_another_run_are_all_named(tmp_path, caplog):

@@ -3,6 +3,8 @@
 import pytest
 
 from looprl.training.config import LoopedGRPOConfig
+from looprl.training.eval_config import EvalConfig
+from looprl.training.gradients_config import GradientsConfig
 from looprl.training.zero import zero_settings
 
 
@@ -64,3 +66,9 @@ def test_accelerate_that_sees_one_process_where_two_were_started_is_an_error(tmp
 def test_settings_that_would_do_nothing_are_refused(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         config(tmp_path, **settings)
+
+
+@pytest.mark.parametrize("settings", [EvalConfig, GradientsConfig])
+def test_what_is_done_in_one_process_takes_a_recipe_of_several(tmp_path, settings):
+    made = settings(output_dir=str(tmp_path), num_processes=2, zero_stage=3, offload_optimizer=True)
+    assert (made.world_size, made.deepspeed) == (1, None)

@@ -4,12 +4,22 @@ import pytest
 import torch
 
 from looprl.training.faults import SKIPPED
-from tests.training.zero.jobs import ENDED, SKIPPING
+from tests.training.zero.jobs import ENDED, SKIPPING, SKIPPING_OFFLOADED
 
 
 @pytest.mark.parametrize("job", SKIPPING, ids=lambda job: job.name)
 def test_a_loss_that_is_not_finite_in_one_rank_skips_the_update_of_all(pair, job):
-    ranks = pair[job]
+    assert_skipped(pair[job])
+
+
+@pytest.mark.slow
+def test_an_offloaded_optimizer_skips_it_too(in_two_processes):
+    for ranks in in_two_processes(SKIPPING_OFFLOADED).values():
+        assert_skipped(ranks)
+
+
+def assert_skipped(ranks):
+    """The second and third of five updates."""
     for found in ranks:
         assert found["error"] is None
         assert found["moved"] == [True, False, False, True, True]
