@@ -8,13 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from looprl.cli import main
+from looprl.cli import USER_ERROR, main
 
 _PR_SET_PDEATHSIG = 1
 _SECONDS_TO_END = 10
+_RANK_0_FIRST = 5  # seconds, so that what is wrong in all ranks is said by the one that has the terminal, and only once
 
 
 def run_command(arguments: Sequence[str], log: Path, lock: int, while_running: Callable[[], object]) -> int:
@@ -61,4 +63,7 @@ def die_with(parent: int) -> None:
 # vLLM's worker processes import this module again, under another name.
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))
-    sys.exit(main(sys.argv[2:]))
+    code = main(sys.argv[2:])
+    if code == USER_ERROR and os.environ.get("RANK", "0") != "0":
+        time.sleep(_RANK_0_FIRST)
+    sys.exit(code)
