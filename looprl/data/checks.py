@@ -14,8 +14,14 @@ def check_prompt_lengths(lengths: Sequence[int], max_prompt_tokens: int, dataset
     `dataset`: what the message calls the dataset, such as `training`.
 
     Raises:
-        DatasetError: names the first row that is too long, its length, the window and the remedies.
+        DatasetError: names the first row that is too long, its length, the window and the remedies; or says that no
+            prompt could fit.
     """
+    if max_prompt_tokens < 1:
+        raise DatasetError(
+            f"the completions of the {dataset} prompts leave no room for a prompt ({max_prompt_tokens} tokens): lower "
+            "max_completion_length, or enlarge the window (vllm_max_model_length, as far as the model goes)"
+        )
     too_long = [row for row, length in enumerate(lengths) if length > max_prompt_tokens]
     if too_long:
         row = too_long[0]

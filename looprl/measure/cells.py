@@ -37,8 +37,8 @@ class Cells(NamedTuple):
             title_style="",
         )
         table.add_column(self.row_kind, overflow="fold")
-        for column in self.columns:
-            table.add_column(column, justify="right")
+        for column in self.columns:  # folded where the terminal is narrow: an ellipsis would hide a number
+            table.add_column(column, justify="right", overflow="fold")
         for name, row in self.rows:
             table.add_row(name, *row)
         return table

@@ -29,9 +29,10 @@ class AdjointLog:
         if grew and not self._warned:
             self._warned = True
             _logger.warning(
-                "the Neumann series of %d of %d sequences grows from one term to the next (largest last ratio %.2f): "
-                "the loop may not contract there, and the gradient may be far from full BPTT's. `looprl inspect` and "
-                "control_every tell more; later cases are counted in replay/neumann_growth",
+                "in the Neumann series of %d of %d sequences a term is larger than the one before (the largest last "
+                "ratio is %.2f). Where the last ratio is above 1 too, the loop does not contract, and the gradient may "
+                "be far from full BPTT's: `looprl inspect` and control_every tell more. Later cases are counted in "
+                "replay/neumann_growth",
                 grew,
                 count,
                 float(found.growth[found.grew].max()),

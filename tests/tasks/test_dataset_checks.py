@@ -45,3 +45,8 @@ def test_the_splits_of_the_built_in_task_are_disjoint():
     check_disjoint(train, test)
     with pytest.raises(DatasetError, match="64 of 64 evaluation prompts"):
         check_disjoint(train, load_task_dataset("arithmetic", "train", size=64))
+
+
+def test_completions_that_leave_no_room_for_any_prompt_are_what_is_said_to_be_wrong():
+    with pytest.raises(DatasetError, match=r"leave no room for a prompt \(-3 tokens\): lower max_completion_length"):
+        check_prompt_lengths([4, 5], -3, "evaluation")
