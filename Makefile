@@ -7,7 +7,7 @@ SHELL := bash
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 # Two test processes, as the tests run on one thread each; a file's tests stay together and share its engine.
-PYTEST := $(PY) -m pytest -n 2 --dist loadfile
+PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 SEED ?= 0
 
 .DEFAULT_GOAL := .venv

@@ -23,3 +23,10 @@ DEFAULTS = {
 
 for name, value in DEFAULTS.items():
     os.environ.setdefault(name, value)
+
+_LONG = ("zero", "end_to_end")  # folders whose files take longest
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first, so that of two test processes none is left with one of them at the end."""
+    items.sort(key=lambda item: next((n for n, name in enumerate(_LONG) if name in item.path.parts), len(_LONG)))

@@ -162,7 +162,7 @@ def test_growth_is_counted_every_time_and_warned_about_once(caplog):
     assert meter.flush()["replay/neumann_growth"] == 4
     assert (
         len(caplog.records) == 1
-        and "may not contract" in caplog.text
+        and "does not contract" in caplog.text
         and "2 of 3 sequences" in caplog.text
         and "1.50" in caplog.text
     )

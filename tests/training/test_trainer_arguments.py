@@ -63,7 +63,7 @@ def test_evaluation_prompts_must_fit_the_window_too(tmp_path):
 
 def test_the_window_holds_what_is_sampled_in_evaluations(tmp_path):
     longer = EvalSet(ROWS, reward, max_completion_length=60, name="transfer")
-    with pytest.raises(ValueError, match="transfer prompt of row 0"):
+    with pytest.raises(ValueError, match="completions of the transfer prompts leave no room"):
         build(tmp_path, eval_sets=[longer], settings={"vllm_max_model_length": 60})
 
 

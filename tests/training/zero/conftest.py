@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from tests.training.zero.jobs import CONTROLLED, EMPTY, ENDED, IDLE, LARGE, PAIRWISE, SEVERAL_LOOPS, SKIPPING
 from tests.training.zero.taped import Job, train
@@ -46,9 +47,15 @@ def in_two_processes(torchrun, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def pair(in_two_processes):
+def pair(in_two_processes, tmp_path_factory):
     """What each rank found, by job, for all jobs of the suite."""
-    return in_two_processes([*PAIRWISE, *IDLE, *EMPTY, *LARGE, *SEVERAL_LOOPS, *SKIPPING, ENDED, CONTROLLED])
+    folder = tmp_path_factory.getbasetemp()
+    found = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "pair.pt"
+    with FileLock(f"{found}.lock"):  # one of several test processes trains, and all read what it found
+        if not found.exists():
+            jobs = [*PAIRWISE, *IDLE, *EMPTY, *LARGE, *SEVERAL_LOOPS, *SKIPPING, ENDED, CONTROLLED]
+            torch.save(in_two_processes(jobs), found)
+    return torch.load(found, weights_only=False)
 
 
 @pytest.fixture(scope="session")
