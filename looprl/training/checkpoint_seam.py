@@ -212,7 +212,6 @@ class CheckpointSeam(GRPOTrainer):
     def _resumable(self, which: str | bool) -> Path:
         found = from_main_process(lambda: self._whole(which))
         check_resumable(found, self.accelerator.num_processes)
-        self.accelerator.wait_for_everyone()
         if found.parent == self.checkpoints.folder and self.accelerator.is_main_process:
             self.checkpoints.set_aside_after(step_of(found))
         return found

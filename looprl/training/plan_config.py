@@ -30,9 +30,8 @@ class PlanConfig(LoopedGRPOConfig):
 
     def __post_init__(self) -> None:
         self.precision_is_asked = self.bf16 is not None or self.fp16
-        for name in ("num_processes", "prompt_length"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"{name} must be at least 1, got {value}")
+        if self.prompt_length is not None and self.prompt_length < 1:
+            raise UserError(f"prompt_length must be at least 1, got {self.prompt_length}")
         super().__post_init__()
 
     @property

@@ -89,6 +89,8 @@ def test_states_that_vllm_drew_first_can_enter_autograd():
         drawn_states(model.config, 77, 5)
     model(ids, initial_state=drawn_initial_state(model.config, 77, ids)).logits.sum().backward()
     model(ids, initial_state=drawn_states(model.config, 77, 5)[None]).logits.sum().backward()
+    gradients = [parameter.grad for parameter in model.model.core.parameters()]
+    assert gradients and all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.parametrize(
